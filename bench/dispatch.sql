@@ -1,0 +1,1 @@
+SELECT jq.dispatch('noop', :payload);

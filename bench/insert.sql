@@ -1,0 +1,1 @@
+INSERT INTO bench.plain (stamp, available_at, created_at, origin, priority, max_attempts, role, queue, name, payload) VALUES (1, clock_timestamp(), now(), 1, 0, 3, 'postgres', 'default', 'noop', :payload) RETURNING id;

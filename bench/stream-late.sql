@@ -1,0 +1,4 @@
+BEGIN;
+SELECT count(jq.dispatch('one_row', bench.payload())) FROM generate_series(1, 100);
+\sleep :open_for s
+COMMIT;

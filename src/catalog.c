@@ -1,0 +1,216 @@
+/*-------------------------------------------------------------------------
+ *
+ * catalog.c
+ *	  Finds jq's own objects, and notices when what is remembered of them, or
+ *	  of the configuration in them, is out of date.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/indexing.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_extension.h"
+#include "commands/trigger.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#include "compat.h"
+#include "jq.h"
+
+static JqCatalog catalog;
+static bool catalog_valid = false;
+
+/* Grows whenever handlers, grants, functions or roles may have changed. */
+static uint64 configuration_epoch = 1;
+
+static bool callbacks_registered = false;
+
+PG_FUNCTION_INFO_V1(jq_configuration_written);
+
+static void
+relation_changed(Datum arg, Oid relid)
+{
+	if (relid == InvalidOid ||
+		relid == catalog.jobs || relid == catalog.jobs_due ||
+		relid == catalog.failed_jobs)
+		catalog_valid = false;
+	if (relid == InvalidOid ||
+		relid == catalog.handlers || relid == catalog.handler_aliases ||
+		relid == catalog.grants)
+	{
+		catalog_valid = false;
+		configuration_epoch++;
+	}
+}
+
+static void
+syscache_changed(Datum arg, int cacheid, uint32 hashvalue)
+{
+	configuration_epoch++;
+}
+
+/*
+ * A number that changes whenever something that was looked up in handlers,
+ * aliases, grants, or about functions and roles must be looked up again.
+ */
+uint64
+jq_configuration_epoch(void)
+{
+	return configuration_epoch;
+}
+
+static Oid
+relation_oid(Oid schema, const char *name)
+{
+	Oid			relid = get_relname_relid(name, schema);
+
+	if (!OidIsValid(relid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation \"jq.%s\" does not exist", name),
+				 errhint("Drop the extension and create it again.")));
+	return relid;
+}
+
+static Oid
+type_oid(Oid schema, const char *name)
+{
+	Oid			typid = GetSysCacheOid2(TYPENAMENSP, Anum_pg_type_oid,
+										CStringGetDatum(name),
+										ObjectIdGetDatum(schema));
+
+	if (!OidIsValid(typid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("type \"jq.%s\" does not exist", name),
+				 errhint("Drop the extension and create it again.")));
+	return typid;
+}
+
+/*
+ * Read pg_extension's row of jq into the catalog, and give the version, or
+ * NULL if the extension is not there.
+ */
+static char *
+read_extension(void)
+{
+	Relation	rel = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	char	   *version = NULL;
+
+	ScanKeyInit(&key, Anum_pg_extension_extname,
+				BTEqualStrategyNumber, F_NAMEEQ, CStringGetDatum("jq"));
+	scan = systable_beginscan(rel, ExtensionNameIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		Form_pg_extension form = (Form_pg_extension) GETSTRUCT(tuple);
+		bool		isnull;
+		Datum		datum;
+
+		catalog.extension = form->oid;
+		catalog.owner = form->extowner;
+		catalog.schema = form->extnamespace;
+		datum = heap_getattr(tuple, Anum_pg_extension_extversion,
+							 RelationGetDescr(rel), &isnull);
+		version = TextDatumGetCString(datum);
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return version;
+}
+
+/*
+ * jq's objects in this database, or NULL if the extension is not there.
+ * Raises an error if it is of a version that this library does not serve.
+ */
+const JqCatalog *
+jq_catalog_if_any(void)
+{
+	char	   *version;
+
+	if (catalog_valid)
+		return &catalog;
+
+	if (!callbacks_registered)
+	{
+		CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
+		CacheRegisterSyscacheCallback(PROCOID, syscache_changed, (Datum) 0);
+		CacheRegisterSyscacheCallback(AUTHOID, syscache_changed, (Datum) 0);
+		CacheRegisterSyscacheCallback(AUTHMEMMEMROLE, syscache_changed, (Datum) 0);
+		callbacks_registered = true;
+	}
+
+	version = read_extension();
+	if (version == NULL)
+		return NULL;
+	if (strcmp(version, JQ_EXTVERSION) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"jq\" has version \"%s\", the library serves \"%s\"",
+						version, JQ_EXTVERSION),
+				 errhint("Run ALTER EXTENSION jq UPDATE, or restart the server if it still has an older library loaded.")));
+
+	catalog.jobs = relation_oid(catalog.schema, "jobs");
+	catalog.jobs_due = relation_oid(catalog.schema, "jobs_due");
+	catalog.jobs_sequence = relation_oid(catalog.schema, "jobs_id_seq");
+	catalog.failed_jobs = relation_oid(catalog.schema, "failed_jobs");
+	catalog.failed_jobs_pkey = relation_oid(catalog.schema, "failed_jobs_pkey");
+	catalog.handlers = relation_oid(catalog.schema, "handlers");
+	catalog.handlers_pkey = relation_oid(catalog.schema, "handlers_pkey");
+	catalog.handler_aliases = relation_oid(catalog.schema, "handler_aliases");
+	catalog.handler_aliases_pkey = relation_oid(catalog.schema, "handler_aliases_pkey");
+	catalog.grants = relation_oid(catalog.schema, "grants");
+	catalog.context_type = type_oid(catalog.schema, "context");
+	catalog.spec_type = type_oid(catalog.schema, "job_spec");
+
+	catalog_valid = true;
+	return &catalog;
+}
+
+/*
+ * jq's objects in this database; an error if the extension is not there.
+ */
+const JqCatalog *
+jq_catalog(void)
+{
+	const JqCatalog *found = jq_catalog_if_any();
+
+	if (found == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("extension \"jq\" does not exist"),
+				 errhint("Run CREATE EXTENSION jq in this database.")));
+	return found;
+}
+
+/*
+ * Trigger on the tables of handlers, aliases and grants: all sessions are to
+ * look again, once the change has committed.
+ */
+Datum
+jq_configuration_written(PG_FUNCTION_ARGS)
+{
+	TriggerData *trigdata = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("jq.configuration_written() must be called as a trigger")));
+
+	CacheInvalidateRelcache(trigdata->tg_relation);
+	return PointerGetDatum(NULL);
+}

@@ -1,0 +1,619 @@
+/*-------------------------------------------------------------------------
+ *
+ * claim.c
+ *	  Finds the next due job and claims it.
+ *
+ * The claim is a row lock, taken without waiting, so that the death of the
+ * claimer frees the job at once.  Workers also say in their slots what they
+ * hold, before they lock it: others pass such a row without touching it, and
+ * the search position may pass it too.
+ *
+ * Of several lanes the one with the least bound is searched first, where the
+ * bound of a lane is the time before which it has no live job.  If the job
+ * found there is due later than the bound of another lane, the lane's bound is
+ * raised to it and the other one is searched.  So the order is exact, though
+ * only one lane is looked at as a rule.
+ *
+ * The same code searches the lanes in shared memory, and private ones of a
+ * session that drains a queue (JqLaneSet).
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/relscan.h"
+#include "access/skey.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_collation.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "executor/tuptable.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "jq.h"
+
+/* A row that somebody else than a worker holds is looked at again after: */
+#define BLOCKED_RECHECK_US	INT64CONST(200000)
+
+/* What a search in one lane works with. */
+typedef struct Probe
+{
+	JqLaneSet  *set;
+	int			laneno;
+	int			nranges;
+	JqRange		ranges[JQ_LATE_RANGES + 1]; /* as they were, the main one last */
+	TimestampTz rival;			/* bound of the next best lane */
+	TimestampTz now;			/* taken before the snapshot */
+	int			nheld;
+	int64	   *held;			/* jobs held by other workers */
+
+	Relation	rel;
+	Relation	index;
+	TupleTableSlot *row;
+
+	/* found on the way */
+	TimestampTz first_later;	/* first job that is not due */
+	TimestampTz recheck;		/* when to look again at a blocked row */
+	JqKey		pins[JQ_LATE_RANGES + 1];	/* first blocked row of a range */
+} Probe;
+
+typedef enum ProbeResult
+{
+	PROBE_CLAIMED,
+	PROBE_EMPTY,				/* nothing due in the lane */
+	PROBE_RIVAL					/* another lane comes first */
+} ProbeResult;
+
+static const JqKey NO_KEY = {DT_NOEND, PG_INT64_MAX};
+
+static bool pick_lane(Probe *probe, List *queues);
+static ProbeResult search_lane(Probe *probe, const char *role, JqJob *job);
+static ProbeResult search_range(Probe *probe, IndexScanDesc scan, int range,
+								JqJob *job);
+static bool claim_row(Probe *probe, int range, JqKey key, JqJob *job);
+static void read_job(TupleTableSlot *row, JqJob *job);
+static void finish_empty(Probe *probe);
+
+/* ---------------------------------------------------------------------
+ * Lanes
+ * --------------------------------------------------------------------- */
+
+static void
+lock_lanes(const JqLaneSet *set, LWLockMode mode)
+{
+	if (set->shared)
+		LWLockAcquire(JqShared->lock, mode);
+}
+
+static void
+unlock_lanes(const JqLaneSet *set)
+{
+	if (set->shared)
+		LWLockRelease(JqShared->lock);
+}
+
+static int
+first_lane(const JqLaneSet *set)
+{
+	return set->shared ? set->role->first_lane : set->first_lane;
+}
+
+/*
+ * Position of a queue in the list that is served; -1: it is not served.
+ */
+static int
+queue_rank(List *queues, const char *queue)
+{
+	ListCell   *lc;
+
+	if (queues == NIL)
+		return 0;
+	foreach(lc, queues)
+	{
+		if (strcmp(lfirst(lc), queue) == 0)
+			return foreach_current_index(lc);
+	}
+	return -1;
+}
+
+/*
+ * The earliest time at which a served lane of the set may have a due job;
+ * DT_NOEND: none is known.  The caller holds the lock.
+ */
+TimestampTz
+jq_lanes_due(const JqLaneSet *set, List *queues)
+{
+	TimestampTz due = DT_NOEND;
+
+	for (int n = first_lane(set); n >= 0; n = set->lanes[n].next)
+	{
+		const JqLane *lane = &set->lanes[n];
+
+		if (lane->due < due && queue_rank(queues, lane->queue) >= 0)
+			due = lane->due;
+	}
+	return due;
+}
+
+/*
+ * Choose the lane to search: by rank of its queue, priority, and bound; and
+ * announce the search.  Returns false if no lane has anything due.
+ */
+static bool
+pick_lane(Probe *probe, List *queues)
+{
+	JqLaneSet  *set = probe->set;
+	JqLane	   *best = NULL;
+	int			best_rank = 0;
+
+	probe->now = GetCurrentTimestamp();
+	probe->rival = DT_NOEND;
+	lock_lanes(set, LW_SHARED);
+
+	for (int n = first_lane(set); n >= 0; n = set->lanes[n].next)
+	{
+		JqLane	   *lane = &set->lanes[n];
+		int			rank;
+
+		if (lane->due > probe->now)
+			continue;
+		rank = queue_rank(queues, lane->queue);
+		if (rank < 0)
+			continue;
+
+		if (best == NULL || rank < best_rank ||
+			(rank == best_rank &&
+			 (lane->priority < best->priority ||
+			  (lane->priority == best->priority && lane->due < best->due))))
+		{
+			probe->rival = (best && rank == best_rank &&
+							lane->priority == best->priority) ?
+				best->due : DT_NOEND;
+			best = lane;
+			best_rank = rank;
+			probe->laneno = n;
+		}
+		else if (rank == best_rank && lane->priority == best->priority)
+			probe->rival = Min(probe->rival, lane->due);
+	}
+
+	if (best)
+	{
+		probe->nranges = best->nlate + 1;
+		memcpy(probe->ranges, best->late, best->nlate * sizeof(JqRange));
+		probe->ranges[best->nlate].low = best->low;
+		probe->ranges[best->nlate].high = NO_KEY;
+
+		probe->nheld = 0;
+		if (set->shared)
+		{
+			for (int i = 0; i < JqShared->nslots; i++)
+			{
+				JqSlot	   *slot = &JqSlots[i];
+
+				if (slot->state == JQ_SLOT_BUSY && slot->job_id != 0 &&
+					slot->dboid == MyDatabaseId && slot != MyJqSlot)
+					probe->held[probe->nheld++] = slot->job_id;
+			}
+
+			/* only we write these, but for the lowering by others */
+			MyJqSlot->scan_lane = probe->laneno;
+			MyJqSlot->pend = NO_KEY;
+		}
+	}
+
+	unlock_lanes(set);
+	return best != NULL;
+}
+
+/* ---------------------------------------------------------------------
+ * Search
+ * --------------------------------------------------------------------- */
+
+/*
+ * Claim the next due job of the set's role, in the queues given (NIL: all),
+ * and fill in *job, in the current memory context.  Returns false if nothing
+ * is due.
+ *
+ * The caller is in a transaction without an active snapshot; on return with a
+ * job there is one, as of the claim.  A worker's slot names the job then.
+ */
+bool
+jq_claim_next(JqLaneSet *set, List *queues, JqJob *job)
+{
+	Probe		probe = {.set = set};
+	ProbeResult result = PROBE_EMPTY;
+	char	   *role = GetUserNameFromId(set->roleid, false);
+
+	if (set->shared)
+		probe.held = palloc(JqShared->nslots * sizeof(int64));
+
+	while (result != PROBE_CLAIMED && pick_lane(&probe, queues))
+	{
+		PushActiveSnapshot(GetTransactionSnapshot());
+		result = search_lane(&probe, role, job);
+		if (result != PROBE_CLAIMED)
+			PopActiveSnapshot();
+	}
+	return result == PROBE_CLAIMED;
+}
+
+/*
+ * Search the ranges of the picked lane in turn.
+ */
+static ProbeResult
+search_lane(Probe *probe, const char *role, JqJob *job)
+{
+	const JqCatalog *catalog = jq_catalog();
+	JqLane	   *lane = &probe->set->lanes[probe->laneno];
+	ProbeResult result = PROBE_EMPTY;
+	ScanKeyData keys[5];
+	ScanKeyData bound[2];
+	IndexScanDesc scan;
+
+	probe->first_later = DT_NOEND;
+	probe->recheck = DT_NOEND;
+	probe->rel = table_open(catalog->jobs, RowExclusiveLock);
+	probe->index = index_open(catalog->jobs_due, AccessShareLock);
+	probe->row = table_slot_create(probe->rel, NULL);
+
+	ScanKeyInit(&keys[0], DUE_ORIGIN, BTEqualStrategyNumber, F_OIDEQ,
+				ObjectIdGetDatum(MyDatabaseId));
+	ScanKeyInit(&keys[1], DUE_ROLE, BTEqualStrategyNumber, F_TEXTEQ,
+				CStringGetTextDatum(role));
+	ScanKeyInit(&keys[2], DUE_QUEUE, BTEqualStrategyNumber, F_TEXTEQ,
+				CStringGetTextDatum(lane->queue));
+	ScanKeyInit(&keys[3], DUE_PRIORITY, BTEqualStrategyNumber, F_INT4EQ,
+				Int32GetDatum(lane->priority));
+
+	/* (available_at, id) >= (low.at, low.id), as a row comparison */
+	ScanKeyEntryInitialize(&bound[0], SK_ROW_MEMBER, DUE_AVAILABLE_AT,
+						   BTGreaterEqualStrategyNumber, InvalidOid,
+						   InvalidOid, F_TIMESTAMPTZ_CMP, (Datum) 0);
+	ScanKeyEntryInitialize(&bound[1], SK_ROW_MEMBER | SK_ROW_END, DUE_ID,
+						   BTGreaterEqualStrategyNumber, InvalidOid,
+						   InvalidOid, F_BTINT8CMP, (Datum) 0);
+	MemSet(&keys[4], 0, sizeof(ScanKeyData));
+	keys[4].sk_flags = SK_ROW_HEADER;
+	keys[4].sk_attno = DUE_AVAILABLE_AT;
+	keys[4].sk_strategy = BTGreaterEqualStrategyNumber;
+	keys[4].sk_argument = PointerGetDatum(bound);
+
+	scan = index_beginscan_compat(probe->rel, probe->index,
+								  GetActiveSnapshot(), lengthof(keys));
+	for (int i = 0; i < probe->nranges && result == PROBE_EMPTY; i++)
+	{
+		probe->pins[i] = NO_KEY;
+		if (probe->ranges[i].low.at > probe->now)
+		{
+			probe->first_later = Min(probe->first_later,
+									 probe->ranges[i].low.at);
+			continue;
+		}
+		bound[0].sk_argument = TimestampTzGetDatum(probe->ranges[i].low.at);
+		bound[1].sk_argument = Int64GetDatum(probe->ranges[i].low.id);
+		index_rescan(scan, keys, lengthof(keys), NULL, 0);
+		result = search_range(probe, scan, i, job);
+	}
+	index_endscan(scan);
+
+	ExecDropSingleTupleTableSlot(probe->row);
+	index_close(probe->index, NoLock);
+	table_close(probe->rel, NoLock);
+
+	if (result == PROBE_EMPTY)
+		finish_empty(probe);
+	return result;
+}
+
+static bool
+is_held(const Probe *probe, int64 id)
+{
+	for (int i = 0; i < probe->nheld; i++)
+	{
+		if (probe->held[i] == id)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Search one range of the lane.  PROBE_EMPTY means that it holds nothing due
+ * that could be claimed.
+ */
+static ProbeResult
+search_range(Probe *probe, IndexScanDesc scan, int range, JqJob *job)
+{
+	while (index_getnext_slot(scan, ForwardScanDirection, probe->row))
+	{
+		TupleTableSlot *row = probe->row;
+		bool		isnull;
+		Datum		token;
+		JqKey		key;
+
+		key.at = DatumGetTimestampTz(slot_getattr(row, JOBS_AVAILABLE_AT, &isnull));
+		key.id = DatumGetInt64(slot_getattr(row, JOBS_ID, &isnull));
+
+		if (JQ_KEY_LESS(probe->ranges[range].high, key))
+			return PROBE_EMPTY;
+		if (key.at > probe->now)
+		{
+			probe->first_later = Min(probe->first_later, key.at);
+			return PROBE_EMPTY;
+		}
+		if (is_held(probe, key.id))
+			continue;
+
+		token = slot_getattr(row, JOBS_LEASE_UNTIL, &isnull);
+		if (!isnull && DatumGetTimestampTz(token) > probe->now)
+		{
+			probe->recheck = Min(probe->recheck, DatumGetTimestampTz(token));
+			if (JQ_KEY_LESS(key, probe->pins[range]))
+				probe->pins[range] = key;
+			continue;
+		}
+
+		if (key.at > probe->rival)
+		{
+			lock_lanes(probe->set, LW_EXCLUSIVE);
+			probe->set->lanes[probe->laneno].due =
+				probe->set->shared ? Min(key.at, MyJqSlot->pend.at) : key.at;
+			unlock_lanes(probe->set);
+			return PROBE_RIVAL;
+		}
+		if (claim_row(probe, range, key, job))
+			return PROBE_CLAIMED;
+	}
+	return PROBE_EMPTY;
+}
+
+/*
+ * Say in our slot that we hold the job, and note how far the search has come,
+ * in all ranges up to this one.  Returns false if another worker was first.
+ */
+static bool
+announce_claim(Probe *probe, int range, JqKey key)
+{
+	JqLaneSet  *set = probe->set;
+	JqLane	   *lane = &set->lanes[probe->laneno];
+	JqKey		pend = set->shared ? MyJqSlot->pend : NO_KEY;
+
+	if (set->shared)
+	{
+		for (int i = 0; i < JqShared->nslots; i++)
+		{
+			JqSlot	   *slot = &JqSlots[i];
+
+			if (slot->job_id == key.id && slot->dboid == MyDatabaseId &&
+				slot->state == JQ_SLOT_BUSY && slot != MyJqSlot)
+				return false;
+		}
+		MyJqSlot->job_id = key.id;
+		MyJqSlot->job_lane = probe->laneno;
+		MyJqSlot->job_key = key;
+		MyJqSlot->job_begun = false;
+	}
+
+	for (int i = 0; i <= range; i++)
+	{
+		JqKey		to = {key.at, key.id + 1};
+		bool		exhausted = i < range && probe->pins[i].at == DT_NOEND;
+
+		if (i < range)
+			to = probe->ranges[i].high;
+		if (JQ_KEY_LESS(probe->pins[i], to))
+			to = probe->pins[i];
+		jq_lane_advance(lane, &probe->ranges[i], to, pend, exhausted);
+	}
+	if (lane->due != DT_NOEND)
+	{
+		TimestampTz bound = lane->nlate > 0 ? lane->late[0].low.at : lane->low.at;
+
+		bound = Min(bound, pend.at);
+		lane->due = Max(lane->due, Min(bound, lane->low.at));
+	}
+	return true;
+}
+
+/*
+ * Take back what announce_claim() said: the job could not be locked.
+ */
+static void
+withdraw_claim(Probe *probe, JqKey key)
+{
+	JqLane	   *lane = &probe->set->lanes[probe->laneno];
+
+	lock_lanes(probe->set, LW_EXCLUSIVE);
+	if (probe->set->shared)
+		MyJqSlot->job_id = 0;
+	jq_lane_lower(lane, probe->set->shared ? probe->laneno : -1, key, key);
+	unlock_lanes(probe->set);
+}
+
+/*
+ * Claim the row in probe->row.  Returns false if that cannot be had.
+ */
+static bool
+claim_row(Probe *probe, int range, JqKey key, JqJob *job)
+{
+	TM_FailureData tmfd;
+	TupleTableSlot *locked;
+	ItemPointerData tid = probe->row->tts_tid;
+	TM_Result	result;
+	bool		announced;
+
+	lock_lanes(probe->set, LW_EXCLUSIVE);
+	announced = announce_claim(probe, range, key);
+	unlock_lanes(probe->set);
+	if (!announced)
+		return false;
+
+	locked = table_slot_create(probe->rel, NULL);
+	result = table_tuple_lock(probe->rel, &tid, GetActiveSnapshot(), locked,
+							  GetCurrentCommandId(false), LockTupleExclusive,
+							  LockWaitSkip, 0, &tmfd);
+	if (result == TM_Ok)
+	{
+		job->tid = locked->tts_tid;
+		read_job(locked, job);
+		ExecDropSingleTupleTableSlot(locked);
+		return true;
+	}
+	ExecDropSingleTupleTableSlot(locked);
+
+	withdraw_claim(probe, key);
+	if (result == TM_WouldBlock)
+	{
+		/* somebody who is no worker holds it: do not pass it, come again */
+		probe->recheck = Min(probe->recheck, probe->now + BLOCKED_RECHECK_US);
+		if (JQ_KEY_LESS(key, probe->pins[range]))
+			probe->pins[range] = key;
+	}
+	return false;
+}
+
+/*
+ * Nothing in the lane is due: note when it will be, and that all up to now
+ * has been seen.
+ */
+static void
+finish_empty(Probe *probe)
+{
+	JqLaneSet  *set = probe->set;
+	JqLane	   *lane = &set->lanes[probe->laneno];
+	JqKey		pend;
+
+	lock_lanes(set, LW_EXCLUSIVE);
+	pend = set->shared ? MyJqSlot->pend : NO_KEY;
+	for (int i = 0; i < probe->nranges; i++)
+	{
+		bool		main = i == probe->nranges - 1;
+		bool		pinned = probe->pins[i].at != DT_NOEND;
+		JqKey		to = probe->ranges[i].high;
+
+		if (main)
+		{
+			to.at = probe->now;
+			to.id = 0;
+		}
+		if (pinned && JQ_KEY_LESS(probe->pins[i], to))
+			to = probe->pins[i];
+		jq_lane_advance(lane, &probe->ranges[i], to, pend, !pinned);
+	}
+	lane->due = Min(Min(probe->first_later, probe->recheck), pend.at);
+	if (set->shared)
+		MyJqSlot->scan_lane = -1;
+	unlock_lanes(set);
+}
+
+/*
+ * Copy a row of jq.jobs, so that it can be used when the row is gone.
+ */
+static void
+read_job(TupleTableSlot *row, JqJob *job)
+{
+	Datum	   *values = row->tts_values;
+
+	slot_getallattrs(row);
+	job->id = DatumGetInt64(values[JOBS_ID - 1]);
+	job->stamp = DatumGetInt64(values[JOBS_STAMP - 1]);
+	job->available_at = DatumGetTimestampTz(values[JOBS_AVAILABLE_AT - 1]);
+	job->created_at = DatumGetTimestampTz(values[JOBS_CREATED_AT - 1]);
+	job->priority = DatumGetInt32(values[JOBS_PRIORITY - 1]);
+	job->attempts = DatumGetInt32(values[JOBS_ATTEMPTS - 1]);
+	job->max_attempts = DatumGetInt32(values[JOBS_MAX_ATTEMPTS - 1]);
+	job->role = TextDatumGetCString(values[JOBS_ROLE - 1]);
+	job->queue = TextDatumGetCString(values[JOBS_QUEUE - 1]);
+	job->name = TextDatumGetCString(values[JOBS_NAME - 1]);
+	job->payload = PointerGetDatum(PG_DETOAST_DATUM_COPY(values[JOBS_PAYLOAD - 1]));
+	job->token = 0;
+}
+
+/* ---------------------------------------------------------------------
+ * A look at the whole table
+ * --------------------------------------------------------------------- */
+
+/*
+ * All lanes that have rows, each with its first row.  The recursion steps
+ * from lane to lane through the index, past the jobs in them.  The first rows
+ * are those that any snapshot sees as live, held or not.
+ */
+static const char *const lanes_query =
+	"WITH RECURSIVE lanes AS ("
+	" (SELECT j.role, j.queue, j.priority FROM jq.jobs AS j WHERE j.origin = $1"
+	"  AND ($2 IS NULL OR j.role = $2)"
+	"  ORDER BY j.role, j.queue, j.priority LIMIT 1)"
+	" UNION ALL"
+	" SELECT n.role, n.queue, n.priority FROM lanes AS l CROSS JOIN LATERAL"
+	" (SELECT j.role, j.queue, j.priority FROM jq.jobs AS j WHERE j.origin = $1"
+	"  AND ($2 IS NULL OR j.role = $2)"
+	"  AND (j.role, j.queue, j.priority) > (l.role, l.queue, l.priority)"
+	"  ORDER BY j.role, j.queue, j.priority LIMIT 1) AS n)"
+	" SELECT l.role, l.queue, l.priority, f.available_at, f.id"
+	" FROM lanes AS l CROSS JOIN LATERAL"
+	" (SELECT j.available_at, j.id FROM jq.jobs AS j WHERE j.origin = $1"
+	"  AND j.role = l.role AND j.queue = l.queue AND j.priority = l.priority"
+	"  ORDER BY j.available_at, j.id LIMIT 1) AS f";
+
+/*
+ * Call the function for each lane that has rows, of one role (NULL: of all).
+ * The caller is in a transaction.
+ */
+void
+jq_scan_lanes(const char *role, JqLaneCallback callback, void *arg)
+{
+	Oid			types[] = {OIDOID, TEXTOID};
+	Datum		values[2] = {ObjectIdGetDatum(MyDatabaseId), (Datum) 0};
+	JqOwnerSection section;
+	int			code;
+
+	if (role)
+		values[1] = CStringGetTextDatum(role);
+
+	PushActiveSnapshot(GetLatestSnapshot());
+	jq_enter_owner(&section);
+
+	/* statistics of a queue are always out of date: insist on the index */
+	(void) set_config_option("enable_seqscan", "off", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("enable_sort", "off", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	code = SPI_execute_with_args(lanes_query, 2, types, values,
+								 role ? "  " : " n", true, 0);
+	if (code != SPI_OK_SELECT)
+		elog(ERROR, "could not search jq.jobs: %s", SPI_result_code_string(code));
+
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		HeapTuple	tuple = SPI_tuptable->vals[i];
+		TupleDesc	desc = SPI_tuptable->tupdesc;
+		bool		isnull;
+		JqKey		key;
+
+		key.at = DatumGetTimestampTz(SPI_getbinval(tuple, desc, 4, &isnull));
+		key.id = DatumGetInt64(SPI_getbinval(tuple, desc, 5, &isnull));
+		callback(SPI_getvalue(tuple, desc, 1), SPI_getvalue(tuple, desc, 2),
+				 DatumGetInt32(SPI_getbinval(tuple, desc, 3, &isnull)),
+				 key, arg);
+	}
+
+	SPI_finish();
+	jq_leave_owner(&section);
+	PopActiveSnapshot();
+}

@@ -1,0 +1,598 @@
+/*-------------------------------------------------------------------------
+ *
+ * handler.c
+ *	  Handlers: how they are registered, and how a name leads to a function.
+ *
+ * A session remembers the handlers it has looked up until the configuration
+ * changes (jq_configuration_epoch).
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/regproc.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+#include "compat.h"
+#include "jq.h"
+
+/* Longest timeout: what a timer can be set to, about 24 days. */
+#define MAX_TIMEOUT_US	(INT64CONST(1000) * INT_MAX)
+
+typedef struct HandlerEntry
+{
+	char		name[JQ_NAME_MAX + 1];
+	JqHandler	handler;
+} HandlerEntry;
+
+static MemoryContext cache_cxt = NULL;
+static HTAB *cache = NULL;
+static uint64 cache_epoch = 0;
+
+static void find_function(JqHandler *handler);
+static int64 interval_us(const Interval *interval);
+
+PG_FUNCTION_INFO_V1(jq_register);
+PG_FUNCTION_INFO_V1(jq_unregister);
+PG_FUNCTION_INFO_V1(jq_rename_handler);
+
+/* ---------------------------------------------------------------------
+ * Look-up
+ * --------------------------------------------------------------------- */
+
+static void
+start_cache(void)
+{
+	HASHCTL		ctl = {0};
+
+	if (cache_cxt == NULL)
+		cache_cxt = AllocSetContextCreate(TopMemoryContext, "jq handlers",
+										  ALLOCSET_DEFAULT_SIZES);
+	else
+		MemoryContextReset(cache_cxt);
+
+	ctl.keysize = JQ_NAME_MAX + 1;
+	ctl.entrysize = sizeof(HandlerEntry);
+	ctl.hcxt = cache_cxt;
+	cache = hash_create("jq handlers", 64, &ctl,
+						HASH_ELEM | HASH_STRINGS | HASH_CONTEXT);
+}
+
+/*
+ * Follow an alias: the name that the handler has now, or NULL.
+ */
+static char *
+resolve_alias(const char *name)
+{
+	const JqCatalog *catalog = jq_catalog();
+	Relation	rel = table_open(catalog->handler_aliases, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	char	   *result = NULL;
+
+	ScanKeyInit(&key, ALIASES_ALIAS, BTEqualStrategyNumber, F_TEXTEQ,
+				CStringGetTextDatum(name));
+	scan = systable_beginscan(rel, catalog->handler_aliases_pkey, true, NULL,
+							  1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		bool		isnull;
+
+		result = TextDatumGetCString(heap_getattr(tuple, ALIASES_NAME,
+												  RelationGetDescr(rel),
+												  &isnull));
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return result;
+}
+
+/*
+ * Fill in a handler from a row of jq.handlers.  Its parts are allocated in
+ * the current memory context.
+ */
+static void
+read_handler(JqHandler *handler, HeapTuple tuple, TupleDesc desc)
+{
+	Datum		values[32];
+	bool		nulls[32];
+
+	Assert(desc->natts <= lengthof(values));
+	heap_deform_tuple(tuple, desc, values, nulls);
+
+	MemSet(handler, 0, sizeof(JqHandler));
+	text_to_cstring_buffer(DatumGetTextPP(values[HANDLERS_NAME - 1]),
+						   handler->name, sizeof(handler->name));
+	handler->signature = TextDatumGetCString(values[HANDLERS_HANDLER - 1]);
+	text_to_cstring_buffer(DatumGetTextPP(values[HANDLERS_QUEUE - 1]),
+						   handler->queue, sizeof(handler->queue));
+	handler->priority = DatumGetInt32(values[HANDLERS_PRIORITY - 1]);
+	handler->max_attempts = DatumGetInt32(values[HANDLERS_MAX_ATTEMPTS - 1]);
+	if (!nulls[HANDLERS_TIMEOUT - 1])
+		handler->timeout_us =
+			interval_us(DatumGetIntervalP(values[HANDLERS_TIMEOUT - 1]));
+	if (!nulls[HANDLERS_BACKOFF - 1])
+	{
+		Datum	   *elements;
+
+		deconstruct_array(DatumGetArrayTypeP(values[HANDLERS_BACKOFF - 1]),
+						  INTERVALOID, sizeof(Interval), false,
+						  TYPALIGN_DOUBLE, &elements, NULL,
+						  &handler->nbackoff);
+		handler->backoff = palloc(handler->nbackoff * sizeof(Interval));
+		for (int i = 0; i < handler->nbackoff; i++)
+			handler->backoff[i] = *DatumGetIntervalP(elements[i]);
+	}
+	find_function(handler);
+}
+
+/*
+ * Find the function of a handler by its signature.  It is looked up each time
+ * the cache is filled, since it may have been dropped and made again.
+ */
+static void
+find_function(JqHandler *handler)
+{
+	LOCAL_FCINFO(fcinfo, 1);
+	Datum		function;
+	HeapTuple	tuple;
+	Form_pg_proc form;
+
+	InitFunctionCallInfoData(*fcinfo, NULL, 1, InvalidOid, NULL, NULL);
+	fcinfo->args[0].value = CStringGetTextDatum(handler->signature);
+	fcinfo->args[0].isnull = false;
+	function = to_regprocedure(fcinfo);
+	if (fcinfo->isnull)
+		return;
+
+	tuple = SearchSysCache1(PROCOID, function);
+	if (!HeapTupleIsValid(tuple))
+		return;
+	form = (Form_pg_proc) GETSTRUCT(tuple);
+	if (form->prokind == PROKIND_FUNCTION && !form->proretset)
+	{
+		handler->function = form->oid;
+		handler->takes_context = (form->pronargs == 2);
+		handler->returns_jsonb = (form->prorettype == JSONBOID);
+		handler->definer = form->prosecdef;
+		handler->superuser_owned = superuser_arg(form->proowner);
+	}
+	ReleaseSysCache(tuple);
+}
+
+/*
+ * The handler of that name, or one that was renamed from it; NULL if there is
+ * none.  The result is good until the next call.
+ */
+const JqHandler *
+jq_find_handler(const char *name)
+{
+	const JqCatalog *catalog = jq_catalog();
+	HandlerEntry *entry;
+	Relation	rel;
+	SysScanDesc scan;
+	HeapTuple	tuple = NULL;
+	bool		found;
+
+	if (cache == NULL || cache_epoch != jq_configuration_epoch())
+	{
+		cache_epoch = jq_configuration_epoch();
+		start_cache();
+	}
+	entry = hash_search(cache, name, HASH_FIND, NULL);
+	if (entry)
+		return &entry->handler;
+
+	rel = table_open(catalog->handlers, AccessShareLock);
+	for (const char *wanted = name; wanted != NULL;
+		 wanted = (wanted == name) ? resolve_alias(name) : NULL)
+	{
+		ScanKeyData key;
+
+		ScanKeyInit(&key, HANDLERS_NAME, BTEqualStrategyNumber, F_TEXTEQ,
+					CStringGetTextDatum(wanted));
+			scan = systable_beginscan(rel, catalog->handlers_pkey, true, NULL,
+								  1, &key);
+		tuple = systable_getnext(scan);
+		if (HeapTupleIsValid(tuple))
+			tuple = heap_copytuple(tuple);
+		systable_endscan(scan);
+		if (HeapTupleIsValid(tuple))
+			break;
+	}
+
+	if (HeapTupleIsValid(tuple))
+	{
+		MemoryContext oldcxt = MemoryContextSwitchTo(cache_cxt);
+		JqHandler	handler;
+
+		read_handler(&handler, tuple, RelationGetDescr(rel));
+		MemoryContextSwitchTo(oldcxt);
+		entry = hash_search(cache, name, HASH_ENTER, &found);
+		entry->handler = handler;
+	}
+	table_close(rel, AccessShareLock);
+	return entry ? &entry->handler : NULL;
+}
+
+/*
+ * A copy of a handler in the current memory context, for a caller that keeps
+ * it while others look up theirs.
+ */
+JqHandler *
+jq_copy_handler(const JqHandler *handler)
+{
+	JqHandler  *copy = palloc(sizeof(JqHandler));
+
+	*copy = *handler;
+	copy->signature = pstrdup(handler->signature);
+	if (handler->nbackoff > 0)
+	{
+		copy->backoff = palloc(handler->nbackoff * sizeof(Interval));
+		memcpy(copy->backoff, handler->backoff,
+			   handler->nbackoff * sizeof(Interval));
+	}
+	return copy;
+}
+
+/*
+ * Raise an error unless the role may run the handler: its function must be
+ * there, and the role must have EXECUTE on it.  A superuser's job must not be
+ * a way for others to run their code as that superuser, so its function must
+ * be a superuser's, or run as its own owner.
+ */
+void
+jq_check_handler_rights(const JqHandler *handler, Oid roleid)
+{
+	if (!OidIsValid(handler->function))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function %s of handler \"%s\" does not exist",
+						handler->signature, handler->name),
+				 errhint("Create the function, or register the handler with another one.")));
+	if (object_aclcheck(ProcedureRelationId, handler->function, roleid,
+						ACL_EXECUTE) != ACLCHECK_OK)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for handler \"%s\"", handler->name),
+				 errdetail("Role \"%s\" lacks EXECUTE on function %s.",
+						   GetUserNameFromId(roleid, false),
+						   handler->signature)));
+	if (superuser_arg(roleid) && !handler->definer && !handler->superuser_owned)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for handler \"%s\"", handler->name),
+				 errdetail("A superuser's job does not run function %s as the superuser, because its owner is none.",
+						   handler->signature),
+				 errhint("Dispatch as another role, or make the function SECURITY DEFINER.")));
+}
+
+/*
+ * Of all registered names the one most like this; NULL if none is like it.
+ */
+static char *
+nearest_handler(const char *name)
+{
+	Relation	rel = table_open(jq_catalog()->handlers, AccessShareLock);
+	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
+	int			len = strlen(name);
+	int			nearest_distance = Max(len / 2, 1);
+	char	   *nearest = NULL;
+	HeapTuple	tuple;
+
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		bool		isnull;
+		Datum		datum = heap_getattr(tuple, HANDLERS_NAME,
+										 RelationGetDescr(rel), &isnull);
+		char	   *candidate = TextDatumGetCString(datum);
+		int			distance;
+
+		distance = varstr_levenshtein_less_equal(name, len, candidate,
+												 strlen(candidate), 1, 1, 1,
+												 nearest_distance, true);
+		if (distance <= nearest_distance &&
+			(nearest == NULL || distance < nearest_distance))
+		{
+			nearest = candidate;
+			nearest_distance = distance;
+		}
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return nearest;
+}
+
+/*
+ * Raise the error that there is no handler of that name.
+ */
+void
+jq_report_unregistered(const char *name)
+{
+	char	   *nearest = nearest_handler(name);
+
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("handler \"%s\" is not registered", name),
+			 nearest ? errhint("Perhaps you meant \"%s\".", nearest) :
+			 errhint("Register it with jq.register().")));
+}
+
+/* ---------------------------------------------------------------------
+ * Registration
+ * --------------------------------------------------------------------- */
+
+/*
+ * Length of an interval in microseconds, with months of 30 days and days of
+ * 24 hours, as PostgreSQL compares intervals; PG_INT64_MAX if it is longer.
+ */
+static int64
+interval_us(const Interval *interval)
+{
+	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	int64		us;
+
+	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &us) ||
+		pg_add_s64_overflow(us, interval->time, &us))
+		return days < 0 ? PG_INT64_MIN : PG_INT64_MAX;
+	return us;
+}
+
+/*
+ * Raise an error unless the function can be a handler.
+ */
+static void
+check_function(Oid function, const char *signature)
+{
+	HeapTuple	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	Form_pg_proc form;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_FUNCTION),
+				 errmsg("function with OID %u does not exist", function)));
+	form = (Form_pg_proc) GETSTRUCT(tuple);
+
+	if (form->prokind == PROKIND_PROCEDURE)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("procedure %s cannot be a handler", signature),
+				 errhint("Write the handler as a function.")));
+	if (form->prokind != PROKIND_FUNCTION || form->proretset)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("function %s cannot be a handler", signature),
+				 errdetail("A handler is a plain function that returns one value.")));
+	if (!((form->pronargs == 1 || form->pronargs == 2) &&
+		  form->proargtypes.values[0] == JSONBOID &&
+		  (form->pronargs == 1 ||
+		   form->proargtypes.values[1] == jq_catalog()->context_type)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("function %s cannot be a handler", signature),
+				 errdetail("A handler takes (jsonb) or (jsonb, jq.context).")));
+	ReleaseSysCache(tuple);
+}
+
+static void
+check_timeout(const Interval *timeout)
+{
+	int64		us = interval_us(timeout);
+
+	if (us < 1000 || us > MAX_TIMEOUT_US)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("timeout must be between 1 ms and 24 days"),
+				 errhint("NULL means no timeout.")));
+}
+
+static void
+check_backoff(ArrayType *backoff)
+{
+	Datum	   *elements;
+	bool	   *nulls;
+	int			count;
+
+	if (ARR_NDIM(backoff) != 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("backoff must be a one-dimensional array with at least one wait"),
+				 errhint("NULL means 10 s x attempt.")));
+	deconstruct_array(backoff, INTERVALOID, sizeof(Interval), false,
+					  TYPALIGN_DOUBLE, &elements, &nulls, &count);
+	for (int i = 0; i < count; i++)
+	{
+		int64		us;
+
+		if (nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("backoff must not contain NULL")));
+		us = interval_us(DatumGetIntervalP(elements[i]));
+		if (us < 0 || us > INT64CONST(36525) * USECS_PER_DAY)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("backoff must lie between 0 and 100 years")));
+	}
+}
+
+/*
+ * The name given as argument n, checked; NULL is an error.
+ */
+static text *
+name_argument(FunctionCallInfo fcinfo, int n, const char *what)
+{
+	text	   *name;
+
+	if (PG_ARGISNULL(n))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("name of a %s must not be NULL", what)));
+	name = PG_GETARG_TEXT_PP(n);
+	jq_check_name(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), what);
+	return name;
+}
+
+/*
+ * jq.register(handler, name, queue, max_attempts, timeout, backoff, priority)
+ */
+Datum
+jq_register(PG_FUNCTION_ARGS)
+{
+	Oid			types[] = {TEXTOID, TEXTOID, TEXTOID, INT4OID, INT4OID,
+	INTERVALOID, INTERVALARRAYOID, TEXTOID};
+	Datum		values[8];
+	char		nulls[] = "        ";
+	Oid			function;
+	char	   *signature;
+	int32		max_attempts;
+	text	   *name;
+	text	   *queue;
+
+	jq_require_administer();
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("handler must not be NULL")));
+	function = PG_GETARG_OID(0);
+	signature = format_procedure_qualified(function);
+	check_function(function, signature);
+
+	if (PG_ARGISNULL(1))
+	{
+		name = cstring_to_text(get_func_name(function));
+		jq_check_name(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), "handler");
+	}
+	else
+		name = name_argument(fcinfo, 1, "handler");
+	queue = PG_ARGISNULL(2) ? cstring_to_text("default") :
+		name_argument(fcinfo, 2, "queue");
+	max_attempts = PG_ARGISNULL(3) ? 3 : PG_GETARG_INT32(3);
+	if (max_attempts <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_attempts must be at least 1")));
+
+	values[0] = PointerGetDatum(name);
+	values[1] = CStringGetTextDatum(signature);
+	values[2] = PointerGetDatum(queue);
+	values[3] = Int32GetDatum(PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6));
+	values[4] = Int32GetDatum(max_attempts);
+	if (PG_ARGISNULL(4))
+		nulls[5] = 'n';
+	else
+		check_timeout(PG_GETARG_INTERVAL_P(4));
+	values[5] = PG_GETARG_DATUM(4);
+	if (PG_ARGISNULL(5))
+		nulls[6] = 'n';
+	else
+		check_backoff(PG_GETARG_ARRAYTYPE_P(5));
+	values[6] = PG_GETARG_DATUM(5);
+	values[7] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
+
+	/* a name that somebody was renamed from is taken over */
+	jq_owner_execute("DELETE FROM jq.handler_aliases WHERE alias = $1",
+					 1, types, values, nulls, NULL);
+	jq_owner_execute("INSERT INTO jq.handlers AS h (name, handler, queue, priority, max_attempts,"
+					 " timeout, backoff, registered_by, registered_at)"
+					 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp())"
+					 " ON CONFLICT (name) DO UPDATE SET handler = excluded.handler,"
+					 " queue = excluded.queue, priority = excluded.priority,"
+					 " max_attempts = excluded.max_attempts, timeout = excluded.timeout,"
+					 " backoff = excluded.backoff, registered_by = excluded.registered_by,"
+					 " registered_at = excluded.registered_at",
+					 8, types, values, nulls, NULL);
+	PG_RETURN_TEXT_P(name);
+}
+
+/*
+ * jq.unregister(name, force)
+ */
+Datum
+jq_unregister(PG_FUNCTION_ARGS)
+{
+	text	   *name = name_argument(fcinfo, 0, "handler");
+	bool		force = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
+	Oid			types[] = {TEXTOID};
+	Datum		values[] = {PointerGetDatum(name)};
+	int64		waiting;
+
+	jq_require_administer();
+
+	if (!force)
+	{
+		jq_owner_execute("SELECT count(*) FROM jq.jobs WHERE name = $1"
+						 " OR name IN (SELECT alias FROM jq.handler_aliases AS a WHERE a.name = $1)",
+						 1, types, values, NULL, &waiting);
+		if (waiting > 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg_plural("%lld job waits for handler \"%s\"",
+								   "%lld jobs wait for handler \"%s\"",
+								   (unsigned long) waiting,
+								   (long long) waiting,
+								   text_to_cstring(name)),
+					 errhint("Wait until they have run, or use force => true: they then fail when run.")));
+	}
+	if (jq_owner_execute("DELETE FROM jq.handlers WHERE name = $1",
+						 1, types, values, NULL, NULL) == 0)
+		jq_report_unregistered(text_to_cstring(name));
+	PG_RETURN_VOID();
+}
+
+/*
+ * jq.rename_handler(old, new)
+ */
+Datum
+jq_rename_handler(PG_FUNCTION_ARGS)
+{
+	Oid			types[] = {TEXTOID, TEXTOID};
+	Datum		values[2];
+	int64		taken;
+	text	   *old;
+	text	   *new;
+
+	jq_require_administer();
+	old = name_argument(fcinfo, 0, "handler");
+	new = name_argument(fcinfo, 1, "handler");
+	values[0] = PointerGetDatum(old);
+	values[1] = PointerGetDatum(new);
+
+	jq_owner_execute("SELECT count(*) FROM jq.handlers WHERE name = $2",
+					 2, types, values, NULL, &taken);
+	if (taken > 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("handler \"%s\" is registered already",
+						text_to_cstring(new))));
+
+	/* renaming it back: the name is no alias then, nor another handler's */
+	jq_owner_execute("DELETE FROM jq.handler_aliases WHERE alias = $2",
+					 2, types, values, NULL, NULL);
+	if (jq_owner_execute("UPDATE jq.handlers SET name = $2 WHERE name = $1",
+						 2, types, values, NULL, NULL) == 0)
+		jq_report_unregistered(text_to_cstring(old));
+	jq_owner_execute("INSERT INTO jq.handler_aliases (alias, name) VALUES ($1, $2)",
+					 2, types, values, NULL, NULL);
+	PG_RETURN_VOID();
+}

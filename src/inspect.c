@@ -1,0 +1,187 @@
+/*-------------------------------------------------------------------------
+ *
+ * inspect.c
+ *	  What jq's views show of the processes and their shared memory.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "funcapi.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+#include "utils/tuplestore.h"
+
+#include "compat.h"
+#include "jq.h"
+
+PG_FUNCTION_INFO_V1(jq_worker_slots);
+PG_FUNCTION_INFO_V1(jq_process_status);
+
+static const char *
+slot_state(const JqSlot *slot)
+{
+	if (slot->leave)
+		return "leaving";
+	switch (slot->state)
+	{
+		case JQ_SLOT_STARTING:
+			return "starting";
+		case JQ_SLOT_IDLE:
+			return "idle";
+		default:
+			return "busy";
+	}
+}
+
+/*
+ * jq.worker_slots()
+ */
+Datum
+jq_worker_slots(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		PID, ROLE, STATE, STARTED_AT, JOB_ID, NAME, QUEUE, ATTEMPT,
+		JOB_STARTED_AT, NATTS
+	};
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	JqSlot	   *slots;
+	int			count = 0;
+
+	InitMaterializedSRF(fcinfo, 0);
+	if (JqShared == NULL)
+		return (Datum) 0;
+
+	slots = palloc(JqShared->nslots * sizeof(JqSlot));
+	LWLockAcquire(JqShared->lock, LW_SHARED);
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		if (JqSlots[i].state != JQ_SLOT_FREE && JqSlots[i].dboid == MyDatabaseId)
+			slots[count++] = JqSlots[i];
+	}
+	LWLockRelease(JqShared->lock);
+
+	for (int i = 0; i < count; i++)
+	{
+		JqSlot	   *slot = &slots[i];
+		char	   *role = GetUserNameFromId(slot->roleid, true);
+		Datum		values[NATTS] = {0};
+		bool		nulls[NATTS] = {false};
+
+		if (role == NULL || !jq_may_see_role(role))
+			continue;
+		nulls[PID] = slot->pid == 0;
+		values[PID] = Int32GetDatum(slot->pid);
+		values[ROLE] = CStringGetTextDatum(role);
+		values[STATE] = CStringGetTextDatum(slot_state(slot));
+		values[STARTED_AT] = TimestampTzGetDatum(slot->started_at);
+		if (slot->job_id != 0 && slot->job_begun)
+		{
+			values[JOB_ID] = Int64GetDatum(slot->job_id);
+			values[NAME] = CStringGetTextDatum(slot->job_name);
+			values[QUEUE] = CStringGetTextDatum(slot->job_queue);
+			values[ATTEMPT] = Int32GetDatum(slot->job_attempt);
+			values[JOB_STARTED_AT] = TimestampTzGetDatum(slot->job_started_at);
+		}
+		else
+			nulls[JOB_ID] = nulls[NAME] = nulls[QUEUE] = nulls[ATTEMPT] =
+				nulls[JOB_STARTED_AT] = true;
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/*
+ * Why nothing runs in this database, or NULL.  The caller holds the lock.
+ */
+static const char *
+standstill(const JqDatabase *database)
+{
+	if (!jq_enabled)
+		return "jq.enabled is off";
+	if (JqShared->launcher_latch == NULL)
+		return "the launcher is not running";
+	if (database == NULL || database->state == JQ_DATABASE_UNKNOWN ||
+		database->state == JQ_DATABASE_ABSENT)
+		return "the launcher has not come to this database, see jq.databases";
+	if (database->held_by != 0)
+		return "jq makes way for a command on this database";
+	if (database->scheduler_latch == NULL)
+		return "the scheduler is being started, see the server's log if it stays so";
+	if (database->no_slot)
+		return "no free slot for a worker, see jq.max_workers and max_worker_processes";
+	return NULL;
+}
+
+/*
+ * jq.process_status()
+ */
+Datum
+jq_process_status(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		LAUNCHER, SCHEDULER_PID, NOTE, NATTS
+	};
+	TupleDesc	desc;
+	Datum		values[NATTS] = {0};
+	bool		nulls[NATTS] = {false};
+	StringInfoData note;
+	JqRole	   *refused;
+	int			nrefused = 0;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+
+	initStringInfo(&note);
+	refused = palloc(JQ_MAX_ROLES * sizeof(JqRole));
+	nulls[SCHEDULER_PID] = true;
+	if (JqShared == NULL)
+		appendStringInfoString(&note, "jq is not in shared_preload_libraries");
+	else
+	{
+		JqDatabase *database;
+		const char *reason;
+
+		LWLockAcquire(JqShared->lock, LW_SHARED);
+		database = jq_find_database(MyDatabaseId, false);
+		values[LAUNCHER] = BoolGetDatum(JqShared->launcher_latch != NULL);
+		if (database && database->scheduler_latch)
+		{
+			values[SCHEDULER_PID] = Int32GetDatum(database->scheduler_pid);
+			nulls[SCHEDULER_PID] = false;
+		}
+		reason = standstill(database);
+		for (int i = 0; i < JQ_MAX_ROLES; i++)
+		{
+			JqRole	   *role = &JqShared->roles[i];
+
+			if (role->in_use && role->dboid == MyDatabaseId &&
+				role->refused_until > GetCurrentTimestamp())
+				refused[nrefused++] = *role;
+		}
+		LWLockRelease(JqShared->lock);
+		if (reason)
+			appendStringInfoString(&note, reason);
+	}
+
+	for (int i = 0; i < nrefused; i++)
+	{
+		char	   *role = GetUserNameFromId(refused[i].roleid, true);
+
+		if (role && jq_may_see_role(role))
+			appendStringInfo(&note, "%sjobs of role \"%s\" are not run: %s",
+							 note.len > 0 ? "; " : "", role, refused[i].refusal);
+	}
+	nulls[NOTE] = note.len == 0;
+	values[NOTE] = CStringGetTextDatum(note.data);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, nulls)));
+}

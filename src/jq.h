@@ -1,0 +1,219 @@
+/*-------------------------------------------------------------------------
+ *
+ * jq.h
+ *	  What the rooms of jq share: constants, settings, and the functions each
+ *	  room offers to the others, under the name of its file.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef JQ_H
+#define JQ_H
+
+#include "access/attnum.h"
+#include "catalog.h"
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+#include "nodes/pg_list.h"
+#include "shmem.h"
+#include "storage/itemptr.h"
+#include "utils/relcache.h"
+
+/* Version of the SQL objects that this library serves. */
+#define JQ_EXTVERSION "1.0"
+
+/* A handler's name, or a queue's, has 1 to this many bytes. */
+#define JQ_NAME_MAX 59
+
+/* Longest text kept of each part of a job's error, in bytes. */
+#define JQ_ERROR_MAX 8192
+
+/* A job's row, copied out of jq.jobs so that it outlives buffers and rows. */
+typedef struct JqJob
+{
+	int64		id;
+	int64		stamp;
+	TimestampTz available_at;
+	TimestampTz created_at;
+	int32		priority;
+	int32		attempts;		/* spent before this one */
+	int32		max_attempts;
+	char	   *role;
+	char	   *queue;
+	char	   *name;
+	Datum		payload;		/* jsonb, detoasted */
+	int64		token;			/* of our lease; 0: held by row lock */
+	ItemPointerData tid;		/* version of the row that we hold */
+} JqJob;
+
+/* How an attempt ended, when it did not end well. */
+typedef struct JqFailure
+{
+	int			sqlerrcode;
+	char	   *message;
+	char	   *detail;
+	char	   *hint;
+	char	   *context;
+	bool		permanent;		/* not to be tried again */
+	bool		unspent;		/* give the attempt back */
+} JqFailure;
+
+/* A handler as jq.register() left it, with the function found. */
+typedef struct JqHandler
+{
+	char		name[JQ_NAME_MAX + 1];
+	char	   *signature;		/* for messages */
+	char		queue[JQ_NAME_MAX + 1];
+	int32		priority;
+	int32		max_attempts;
+	int64		timeout_us;		/* 0: none */
+	int			nbackoff;
+	Interval   *backoff;
+	Oid			function;		/* InvalidOid: there is none of that name */
+	bool		takes_context;
+	bool		returns_jsonb;
+	bool		definer;		/* SECURITY DEFINER */
+	bool		superuser_owned;
+} JqHandler;
+
+/* What a handler gave back. */
+typedef struct JqCallResult
+{
+	Datum		value;
+	bool		isnull;
+	int			synchronous_commit; /* as the handler left it */
+} JqCallResult;
+
+/* What the scheduler tells a worker that it starts, in bgw_extra. */
+typedef struct JqWorkerArgs
+{
+	uint32		generation;		/* of the slot, whose number is the argument */
+	bool		borrow;			/* connect as superuser, act as the role */
+} JqWorkerArgs;
+
+typedef enum JqCommitWait
+{
+	JQ_COMMIT_WAIT_AUTO,
+	JQ_COMMIT_WAIT_ON,
+	JQ_COMMIT_WAIT_OFF
+} JqCommitWait;
+
+typedef enum JqAfterRestore
+{
+	JQ_AFTER_RESTORE_HOLD,
+	JQ_AFTER_RESTORE_ADOPT
+} JqAfterRestore;
+
+/* "guc.c" */
+extern bool jq_enabled;
+extern char *jq_databases;
+extern int	jq_max_workers;
+extern int	jq_max_lanes;
+extern int	jq_workers;
+extern char *jq_queues;
+extern int	jq_commit_wait;
+extern int	jq_lease;
+extern bool jq_require_handler;
+extern int	jq_after_restore;
+
+extern void jq_define_settings(void);
+extern List *jq_split_names(const char *value);
+
+/* "catalog.c" */
+extern const JqCatalog *jq_catalog(void);
+extern const JqCatalog *jq_catalog_if_any(void);
+extern uint64 jq_configuration_epoch(void);
+
+/* "name.c" */
+extern void jq_check_name(const char *name, int len, const char *what);
+
+/* "handler.c" */
+extern const JqHandler *jq_find_handler(const char *name);
+extern JqHandler *jq_copy_handler(const JqHandler *handler);
+extern void jq_check_handler_rights(const JqHandler *handler, Oid roleid);
+extern void jq_report_unregistered(const char *name);
+
+/* "privilege.c" */
+extern void jq_require_dispatch(Oid roleid, const char *queue);
+extern void jq_require_administer(void);
+extern bool jq_may_administer(Oid roleid);
+extern bool jq_may_see_role(const char *role);
+
+/* "insert.c" */
+extern void jq_insert_job(const JqJob *job, Oid roleid);
+extern int64 jq_next_job_id(void);
+extern int64 jq_random_stamp(void);
+extern void jq_close_insertion(void);
+extern void jq_forget_insertion(void);
+
+/* "wakeup.c" */
+extern void jq_wakeup_init(void);
+extern void jq_note_due(Oid roleid, const char *queue, int32 priority,
+						JqKey key);
+extern void jq_note_full_look(void);
+extern void jq_note_launcher(void);
+
+/* "claim.c" */
+typedef void (*JqLaneCallback) (const char *role, const char *queue,
+								int32 priority, JqKey first, void *arg);
+
+extern TimestampTz jq_lanes_due(const JqLaneSet *set, List *queues);
+extern bool jq_claim_next(JqLaneSet *set, List *queues, JqJob *job);
+extern void jq_scan_lanes(const char *role, JqLaneCallback callback,
+						  void *arg);
+
+/* "execute.c" */
+extern void jq_call_handler(const JqHandler *handler, const JqJob *job,
+							FmgrInfo *flinfo, bool settle,
+							JqCallResult *result);
+extern void jq_set_local_synchronous_commit(int value);
+extern JqFailure *jq_capture_failure(MemoryContext cxt);
+extern JqFailure *jq_failure_before_start(const JqJob *job);
+extern JqFailure *jq_unregistered_failure(const JqJob *job);
+
+/* "record.c" */
+extern bool jq_record_done(const JqJob *job);
+extern bool jq_record_failure(const JqJob *job, Oid roleid,
+							  const JqHandler *handler,
+							  const JqFailure *failure);
+extern void jq_start_lease(JqJob *job, const JqHandler *handler);
+
+/* "owner.c" */
+typedef struct JqOwnerSection
+{
+	Oid			save_userid;
+	int			save_sec_context;
+	int			guc_level;
+} JqOwnerSection;
+
+extern void jq_enter_owner(JqOwnerSection *section);
+extern void jq_leave_owner(JqOwnerSection *section);
+extern uint64 jq_owner_execute(const char *command, int nargs, Oid *argtypes,
+							   Datum *values, const char *nulls,
+							   int64 *result);
+
+/* "slots.c" */
+extern bool jq_slot_reserve(Oid dboid, Oid roleid, int *slotno,
+							uint32 *generation);
+extern void jq_slot_release(int slotno, uint32 generation);
+extern void jq_slot_attach(int slotno, uint32 generation);
+extern void jq_slot_begin_job(const JqJob *job);
+extern void jq_slot_end_job(void);
+extern void jq_slot_drop_job(void);
+extern bool jq_slot_try_idle(const JqLaneSet *set, List *queues);
+extern void jq_slot_set_busy(void);
+extern void jq_slot_wake_next(void);
+extern bool jq_is_unsettled(const JqJob *job, pid_t *pid);
+extern void jq_forget_unsettled(const JqJob *job);
+
+/* "database.c" */
+extern void jq_install_hooks(void);
+
+/* "launcher.c", "scheduler.c", "worker.c" */
+extern void jq_register_launcher(void);
+extern PGDLLEXPORT void jq_launcher_main(Datum main_arg);
+extern PGDLLEXPORT void jq_scheduler_main(Datum main_arg);
+extern PGDLLEXPORT void jq_worker_main(Datum main_arg);
+
+#endif							/* JQ_H */

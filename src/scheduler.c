@@ -1,0 +1,639 @@
+/*-------------------------------------------------------------------------
+ *
+ * scheduler.c
+ *	  A database's scheduler: keeps the time and starts the workers.
+ *
+ * It sleeps until the next job falls due that no worker is awake for, or
+ * until a commit calls it because a role has work and no free worker.  Once a
+ * minute at most it looks at the whole table for what nobody told it of.
+ *
+ * Order is strict within a role.  Between roles, places go to the role whose
+ * oldest due job has waited longest; a role that has no worker at all may
+ * take the place of another's, who gives it up between two jobs.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_type.h"
+#include "commands/dbcommands.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "tcop/tcopprot.h"
+#include "utils/acl.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "jq.h"
+
+#define FULL_LOOK_INTERVAL_US	(60 * USECS_PER_SEC)
+/* with lanes that found no room, or rows that found no worker slot */
+#define HURRIED_LOOK_INTERVAL_US	USECS_PER_SEC
+#define SLOT_RETRY_US			(5 * USECS_PER_SEC)
+/* a busy worker keeps its place at least this long */
+#define MIN_TENURE_US			USECS_PER_SEC
+/* a reserved slot whose worker has not come by then is given up */
+#define STARTUP_LIMIT_US		(60 * USECS_PER_SEC)
+
+/* What the scheduler sees of a role. */
+typedef struct Demand
+{
+	Oid			roleid;
+	TimestampTz due;			/* of its oldest due job */
+	int			workers;
+	int			idle;
+	int			starting;
+} Demand;
+
+/* A worker that was asked for and has not attached yet. */
+typedef struct Start
+{
+	int			slotno;
+	uint32		generation;
+	BackgroundWorkerHandle *handle;
+} Start;
+
+static JqDatabase *MyDatabase = NULL;
+static List *starts = NIL;
+static List *queues = NIL;
+static TimestampTz last_full_look = 0;
+static TimestampTz slots_retry_at = 0;
+static int64 held_reported = 0;
+
+static void attach(void);
+static void detach(int code, Datum arg);
+static bool extension_present(void);
+static void full_look(void);
+static TimestampTz share_workers(void);
+static void sweep_starts(void);
+
+/* ---------------------------------------------------------------------
+ * Life
+ * --------------------------------------------------------------------- */
+
+/*
+ * Main function of a scheduler; the argument is its database's OID.
+ */
+void
+jq_scheduler_main(Datum main_arg)
+{
+	uint32		wait_event;
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+
+	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg),
+											  InvalidOid, 0);
+	pgstat_report_appname("jq scheduler");
+	SetConfigOption("statement_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("lock_timeout", "0", PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_isolation", "read committed",
+					PGC_SUSET, PGC_S_OVERRIDE);
+	SetConfigOption("default_transaction_read_only", "off",
+					PGC_SUSET, PGC_S_OVERRIDE);
+	wait_event = WaitEventExtensionNew("JqSchedulerMain");
+	queues = jq_split_names(jq_queues);
+
+	attach();
+	if (!extension_present())
+		proc_exit(0);
+	full_look();
+	ereport(LOG,
+			(errmsg("jq scheduler for database \"%s\" started",
+					MyBgworkerEntry->bgw_name + strlen("jq scheduler for "))));
+
+	for (;;)
+	{
+		TimestampTz wake_at;
+		TimestampTz now;
+		TimestampTz look_interval;
+		long		timeout;
+
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+			if (!jq_enabled)
+				proc_exit(0);
+		}
+		if (MyDatabase->held_by != 0)
+			proc_exit(0);
+
+		now = GetCurrentTimestamp();
+		look_interval = MyDatabase->lanes_full ?
+			HURRIED_LOOK_INTERVAL_US : FULL_LOOK_INTERVAL_US;
+		if (MyDatabase->full_look || now >= last_full_look + look_interval)
+		{
+			if (!MyDatabase->lanes_full || now >= last_full_look + look_interval)
+			{
+				if (!extension_present())
+					proc_exit(0);
+				full_look();
+			}
+		}
+
+		wake_at = Min(share_workers(), last_full_look + look_interval);
+		pgstat_report_activity(STATE_IDLE, NULL);
+		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), wake_at);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 timeout, wait_event);
+		ResetLatch(MyLatch);
+	}
+}
+
+static void
+attach(void)
+{
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase = jq_find_database(MyDatabaseId, false);
+	if (MyDatabase && MyDatabase->held_by == 0 &&
+		MyDatabase->state == JQ_DATABASE_STARTING)
+	{
+		MyDatabase->state = JQ_DATABASE_RUNNING;
+		MyDatabase->scheduler_pid = MyProcPid;
+		MyDatabase->scheduler_latch = MyLatch;
+		MyDatabase->wants_calls = true;
+		MyDatabase->wakes_at = DT_NOEND;
+	}
+	else
+		MyDatabase = NULL;
+	LWLockRelease(JqShared->lock);
+
+	if (MyDatabase == NULL)
+		proc_exit(0);			/* not wanted any more */
+	before_shmem_exit(detach, (Datum) 0);
+}
+
+static void
+detach(int code, Datum arg)
+{
+	Latch	   *launcher;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase->scheduler_pid = 0;
+	MyDatabase->scheduler_latch = NULL;
+	if (MyDatabase->state == JQ_DATABASE_RUNNING)
+	{
+		MyDatabase->state = JQ_DATABASE_STOPPED;
+		MyDatabase->start_after = code == 0 ? 0 :
+			GetCurrentTimestamp() + USECS_PER_SEC;
+	}
+	launcher = JqShared->launcher_latch;
+	LWLockRelease(JqShared->lock);
+
+	if (launcher)
+		SetLatch(launcher);
+}
+
+/*
+ * Whether the extension is in this database, in a version that this library
+ * serves.  If not, workers are sent home, and the launcher leaves the
+ * database alone until someone tells it of a change.
+ */
+static bool
+extension_present(void)
+{
+	volatile bool present = false;
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PG_TRY();
+	{
+		present = jq_catalog_if_any() != NULL;
+	}
+	PG_CATCH();
+	{
+		/* of another version: say so once, and stand still */
+		EmitErrorReport();
+		FlushErrorState();
+		AbortCurrentTransaction();
+		StartTransactionCommand();
+	}
+	PG_END_TRY();
+	CommitTransactionCommand();
+	if (present)
+		return true;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase->state = JQ_DATABASE_ABSENT;
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+
+		if (slot->state != JQ_SLOT_FREE && slot->dboid == MyDatabaseId)
+		{
+			slot->leave = true;
+			if (slot->latch)
+				SetLatch(slot->latch);
+		}
+	}
+	LWLockRelease(JqShared->lock);
+	return false;
+}
+
+/* ---------------------------------------------------------------------
+ * The full look
+ * --------------------------------------------------------------------- */
+
+static void
+see_lane(const char *role_name, const char *queue, int32 priority, JqKey first,
+		 void *arg)
+{
+	Oid			roleid = get_role_oid(role_name, true);
+	JqRole	   *role;
+	int			lane = -1;
+
+	if (!OidIsValid(roleid))
+		return;					/* its jobs wait until there is such a role */
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	role = jq_find_role(MyDatabaseId, roleid, true);
+	if (role)
+		lane = jq_lane_find(role, queue, priority, true);
+	if (lane >= 0)
+		jq_lane_lower(&JqLanes[lane], lane, first, first);
+	else
+		MyDatabase->lanes_full = true;
+	LWLockRelease(JqShared->lock);
+}
+
+/*
+ * Say once how many jobs are held because they are not of this database.
+ */
+static void
+report_held(void)
+{
+	Oid			types[] = {OIDOID};
+	Datum		values[] = {ObjectIdGetDatum(MyDatabaseId)};
+	int64		held;
+
+	/* both sides of the index; counting is rare, since they are rare */
+	jq_owner_execute("SELECT CASE WHEN EXISTS (SELECT FROM jq.jobs WHERE origin < $1)"
+					 " OR EXISTS (SELECT FROM jq.jobs WHERE origin > $1)"
+					 " THEN (SELECT count(*) FROM jq.jobs WHERE origin <> $1) ELSE 0 END",
+					 1, types, values, NULL, &held);
+	if (held > 0 && held != held_reported)
+		ereport(LOG,
+				(errmsg_plural("%lld job in database \"%s\" was not dispatched there and is held",
+							   "%lld jobs in database \"%s\" were not dispatched there and are held",
+							   (unsigned long) held, (long long) held,
+							   get_database_name(MyDatabaseId)),
+				 errhint("Call jq.adopt() to let them run.")));
+	held_reported = held;
+}
+
+/*
+ * Search the table for lanes that have jobs, whoever put them there.
+ */
+static void
+full_look(void)
+{
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	if (MyDatabase->lanes_full)
+		jq_lanes_recycle();
+	MyDatabase->full_look = false;
+	MyDatabase->lanes_full = false;
+	LWLockRelease(JqShared->lock);
+
+	pgstat_report_activity(STATE_RUNNING, "jq: looking at the table of jobs");
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	jq_scan_lanes(NULL, see_lane, NULL);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	report_held();
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	pgstat_report_stat(true);
+	last_full_look = GetCurrentTimestamp();
+}
+
+/* ---------------------------------------------------------------------
+ * Workers
+ * --------------------------------------------------------------------- */
+
+/*
+ * Why a worker for the role must not be started now; NULL if it may.  *borrow
+ * tells how it has to connect.  To be called in a transaction.
+ */
+static const char *
+check_role(Oid roleid, bool *borrow)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(roleid));
+	bool		can_log_in;
+
+	if (!HeapTupleIsValid(tuple))
+		return "the role does not exist";
+	can_log_in = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+
+	*borrow = !can_log_in && JQ_NEEDS_LOGIN;
+	if (object_aclcheck(DatabaseRelationId, MyDatabaseId, roleid,
+						ACL_CONNECT) != ACLCHECK_OK)
+		return "the role lacks CONNECT on the database";
+	return NULL;
+}
+
+static void
+refuse_role(Oid roleid, const char *reason)
+{
+	JqRole	   *role;
+	bool		news = false;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	role = jq_find_role(MyDatabaseId, roleid, false);
+	if (role)
+	{
+		news = strcmp(role->refusal, reason) != 0;
+		role->refusals = Min(role->refusals + 1, 6);
+		role->refused_until = GetCurrentTimestamp() +
+			((int64) USECS_PER_SEC << role->refusals);
+		strlcpy(role->refusal, reason, sizeof(role->refusal));
+	}
+	LWLockRelease(JqShared->lock);
+
+	if (news)
+		ereport(LOG,
+				(errmsg("jobs of role \"%s\" are not run: %s",
+						GetUserNameFromId(roleid, true) ?
+						GetUserNameFromId(roleid, true) : "?", reason)));
+}
+
+/*
+ * Note, and say once, whether workers find a place in the server.
+ */
+static void
+report_slots(bool found, const char *hint)
+{
+	if (found == !MyDatabase->no_slot)
+		return;
+	MyDatabase->no_slot = !found;
+	if (found)
+		ereport(LOG, (errmsg("jq workers for database \"%s\" can be started again",
+							 get_database_name(MyDatabaseId))));
+	else
+		ereport(LOG,
+				(errmsg("could not start a jq worker for database \"%s\": no free slot",
+						get_database_name(MyDatabaseId)),
+				 errhint("%s", hint)));
+}
+
+/*
+ * Start a worker for the role.  Returns false if there is no place for one.
+ */
+static bool
+start_worker(Oid roleid)
+{
+	BackgroundWorker worker = {0};
+	JqWorkerArgs args = {0};
+	const char *refusal;
+	Start	   *start;
+	MemoryContext oldcxt;
+	int			slotno;
+	bool		registered = false;
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	refusal = check_role(roleid, &args.borrow);
+	if (refusal)
+		refuse_role(roleid, refusal);
+	else if (!jq_slot_reserve(MyDatabaseId, roleid, &slotno, &args.generation))
+		report_slots(false, "Raise jq.max_workers.");
+	else
+	{
+		StaticAssertStmt(sizeof(args) <= BGW_EXTRALEN, "arguments fit");
+		worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+		worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+		worker.bgw_restart_time = BGW_NEVER_RESTART;
+		strlcpy(worker.bgw_library_name, "jq", sizeof(worker.bgw_library_name));
+		strlcpy(worker.bgw_function_name, "jq_worker_main",
+				sizeof(worker.bgw_function_name));
+		snprintf(worker.bgw_name, BGW_MAXLEN, "jq worker for %s",
+				 get_database_name(MyDatabaseId));
+		strlcpy(worker.bgw_type, "jq worker", BGW_MAXLEN);
+		worker.bgw_main_arg = Int32GetDatum(slotno);
+		memcpy(worker.bgw_extra, &args, sizeof(args));
+		worker.bgw_notify_pid = MyProcPid;
+
+		oldcxt = MemoryContextSwitchTo(TopMemoryContext);
+		start = palloc0(sizeof(Start));
+		start->slotno = slotno;
+		start->generation = args.generation;
+		registered = RegisterDynamicBackgroundWorker(&worker, &start->handle);
+		if (registered)
+			starts = lappend(starts, start);
+		else
+		{
+			pfree(start);
+			jq_slot_release(slotno, args.generation);
+		}
+		MemoryContextSwitchTo(oldcxt);
+		report_slots(registered, "Raise max_worker_processes, or lower jq.workers.");
+	}
+	CommitTransactionCommand();
+	return registered || refusal != NULL;
+}
+
+/*
+ * Forget the starts that have succeeded, and free the slots of those that
+ * came to nothing.
+ */
+static void
+sweep_starts(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *lc;
+
+	foreach(lc, starts)
+	{
+		Start	   *start = lfirst(lc);
+		JqSlot	   *slot = &JqSlots[start->slotno];
+		pid_t		pid;
+		bool		pending = slot->state == JQ_SLOT_STARTING &&
+			slot->generation == start->generation;
+
+		if (pending && GetBackgroundWorkerPid(start->handle, &pid) != BGWH_STOPPED)
+			continue;
+		if (pending)
+			jq_slot_release(start->slotno, start->generation);
+		pfree(start->handle);
+		pfree(start);
+		starts = foreach_delete_current(starts, lc);
+	}
+
+	/* slots that a former scheduler reserved */
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+
+		if (slot->state == JQ_SLOT_STARTING && slot->dboid == MyDatabaseId &&
+			slot->started_at + STARTUP_LIMIT_US < now)
+			slot->state = JQ_SLOT_FREE;
+	}
+	LWLockRelease(JqShared->lock);
+}
+
+/*
+ * Ask a worker of another role to give up its place: an idle one, or one that
+ * has had its time.  The caller holds the lock.  Returns whether one was
+ * found, or has been asked before and is about to go.
+ */
+static bool
+make_room(TimestampTz now)
+{
+	JqSlot	   *victim = NULL;
+
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+
+		if (slot->dboid != MyDatabaseId || slot->latch == NULL ||
+			(slot->state != JQ_SLOT_IDLE && slot->state != JQ_SLOT_BUSY))
+			continue;
+		if (slot->leave)
+			return true;
+		if (slot->state == JQ_SLOT_BUSY && slot->started_at + MIN_TENURE_US > now)
+			continue;
+		if (victim == NULL ||
+			(slot->state == JQ_SLOT_IDLE && victim->state != JQ_SLOT_IDLE) ||
+			(slot->state == victim->state && slot->started_at < victim->started_at))
+			victim = slot;
+	}
+	if (victim == NULL)
+		return false;
+	victim->leave = true;
+	SetLatch(victim->latch);
+	return true;
+}
+
+static int
+compare_demands(const void *a, const void *b)
+{
+	const Demand *left = a;
+	const Demand *right = b;
+
+	if (left->due != right->due)
+		return left->due < right->due ? -1 : 1;
+	return 0;
+}
+
+/*
+ * Collect the roles that have something due, oldest first; lower *wake_at to
+ * the time at which this may change.  The caller holds the lock.
+ */
+static int
+collect_demands(Demand *demands, TimestampTz now, TimestampTz *wake_at)
+{
+	int			count = 0;
+
+	for (int i = 0; i < JQ_MAX_ROLES; i++)
+	{
+		JqRole	   *role = &JqShared->roles[i];
+		JqLaneSet	set = {.shared = true, .role = role, .lanes = JqLanes};
+		Demand	   *demand = &demands[count];
+
+		if (!role->in_use || role->dboid != MyDatabaseId)
+			continue;
+		memset(demand, 0, sizeof(Demand));
+		demand->roleid = role->roleid;
+		demand->due = Max(jq_lanes_due(&set, queues), role->refused_until);
+		if (demand->due > now)
+		{
+			*wake_at = Min(*wake_at, demand->due);
+			continue;
+		}
+		for (int s = 0; s < JqShared->nslots; s++)
+		{
+			JqSlot	   *slot = &JqSlots[s];
+
+			if (slot->state == JQ_SLOT_FREE || slot->dboid != MyDatabaseId ||
+				slot->roleid != role->roleid || slot->leave)
+				continue;
+			demand->workers++;
+			if (slot->state == JQ_SLOT_STARTING || !slot->proved)
+				demand->starting++;
+			if (slot->state == JQ_SLOT_IDLE)
+			{
+				demand->idle++;
+				if (demand->idle == 1)
+				{
+					/* its job fell due while it slept */
+					slot->state = JQ_SLOT_BUSY;
+					slot->scan_lane = -1;
+					SetLatch(slot->latch);
+				}
+			}
+		}
+		count++;
+	}
+	qsort(demands, count, sizeof(Demand), compare_demands);
+	return count;
+}
+
+/*
+ * Start workers, or make room for them, for the roles that have work and
+ * nobody to do it.  Returns when to look again.
+ */
+static TimestampTz
+share_workers(void)
+{
+	static Demand demands[JQ_MAX_ROLES];
+	TimestampTz wake_at = DT_NOEND;
+	TimestampTz now = GetCurrentTimestamp();
+	int			workers = 0;
+	int			count;
+
+	sweep_starts();
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	count = collect_demands(demands, now, &wake_at);
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		if (JqSlots[i].state != JQ_SLOT_FREE && JqSlots[i].dboid == MyDatabaseId)
+			workers++;
+	}
+	LWLockRelease(JqShared->lock);
+
+	for (int i = 0; i < count; i++)
+	{
+		Demand	   *demand = &demands[i];
+
+		if (demand->idle > 0 || demand->starting > 0)
+			continue;
+		if (workers < jq_workers && now >= slots_retry_at)
+		{
+			if (start_worker(demand->roleid))
+				workers++;
+			else
+				slots_retry_at = now + SLOT_RETRY_US;
+		}
+		else if (demand->workers == 0 && jq_workers > 0)
+		{
+			LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+			if (!make_room(now))
+				wake_at = Min(wake_at, now + MIN_TENURE_US);
+			LWLockRelease(JqShared->lock);
+		}
+	}
+	if (slots_retry_at > now)
+		wake_at = Min(wake_at, slots_retry_at);
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase->wants_calls = workers < jq_workers && slots_retry_at <= now;
+	MyDatabase->wakes_at = wake_at;
+	LWLockRelease(JqShared->lock);
+	return wake_at;
+}

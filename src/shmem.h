@@ -1,0 +1,217 @@
+/*-------------------------------------------------------------------------
+ *
+ * shmem.h
+ *	  Shared memory: databases, roles, lanes with their search positions, and
+ *	  worker slots.
+ *
+ * Everything here is guarded by JqShared->lock unless a field says otherwise.
+ * The lock is held for a few instructions at a time and never across anything
+ * that can fail, so that the transaction callback may take it.
+ *
+ * A lane is what one index scan can search: the jobs of one role, queue and
+ * priority, in order of due time and id.  For each lane the shared memory
+ * remembers how far all below is known to be finished; src/README tells the
+ * protocol that keeps this true.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef JQ_SHMEM_H
+#define JQ_SHMEM_H
+
+#include "datatype/timestamp.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+
+/* Databases that can have a scheduler, and (database, role) pairs that can
+ * have workers, at one time. */
+#define JQ_MAX_DATABASES 128
+#define JQ_MAX_ROLES 512
+
+/* Attempts of dead workers that are remembered until someone counts them. */
+#define JQ_MAX_UNSETTLED 64
+
+/* Ranges of late keys kept for a lane before they are merged. */
+#define JQ_LATE_RANGES 4
+
+/* Where a job stands in its lane. */
+typedef struct JqKey
+{
+	TimestampTz at;
+	int64		id;
+} JqKey;
+
+/* Keys from low to high, both included. */
+typedef struct JqRange
+{
+	JqKey		low;
+	JqKey		high;
+} JqRange;
+
+typedef struct JqLane
+{
+	int			next;			/* next lane of the role, -1: last */
+	bool		in_use;
+	int32		priority;
+	char		queue[60];
+
+	/*
+	 * No live job of the lane is due before this time; DT_NOEND when none is
+	 * known.  A bound, not a fact: it may be too early.
+	 */
+	TimestampTz due;
+
+	/*
+	 * No live job lies below low but for those in the late ranges, which are
+	 * ordered, below low, and came from transactions that committed after the
+	 * search had passed their keys.
+	 */
+	JqKey		low;
+	int			nlate;
+	JqRange		late[JQ_LATE_RANGES];
+} JqLane;
+
+typedef struct JqRole
+{
+	bool		in_use;
+	Oid			dboid;
+	Oid			roleid;
+	int			first_lane;		/* -1: none */
+
+	/* why the scheduler does not start a worker, and until when */
+	TimestampTz refused_until;
+	int			refusals;		/* in a row */
+	char		refusal[128];	/* '': none */
+} JqRole;
+
+typedef enum JqDatabaseState
+{
+	JQ_DATABASE_UNKNOWN,		/* to be looked at */
+	JQ_DATABASE_STARTING,		/* scheduler requested */
+	JQ_DATABASE_RUNNING,		/* scheduler attached */
+	JQ_DATABASE_STOPPED,		/* scheduler gone, may be started again */
+	JQ_DATABASE_ABSENT			/* no jq in it */
+} JqDatabaseState;
+
+typedef struct JqDatabase
+{
+	bool		in_use;
+	Oid			dboid;
+	JqDatabaseState state;
+	TimestampTz start_after;	/* not to be started before */
+	int			failures;		/* starts in a row that came to nothing */
+	pid_t		scheduler_pid;
+	Latch	   *scheduler_latch;	/* NULL: none */
+	bool		full_look;		/* scheduler is to search the table anew */
+	bool		wants_calls;	/* scheduler could start another worker */
+	TimestampTz wakes_at;		/* when the scheduler next looks by itself */
+	bool		lanes_full;		/* a lane could not be remembered */
+	bool		no_slot;		/* a worker could not be started */
+	pid_t		held_by;		/* session that needs jq out of the way */
+} JqDatabase;
+
+typedef enum JqSlotState
+{
+	JQ_SLOT_FREE,
+	JQ_SLOT_STARTING,
+	JQ_SLOT_IDLE,
+	JQ_SLOT_BUSY
+} JqSlotState;
+
+/* A worker's slot. */
+typedef struct JqSlot
+{
+	JqSlotState state;
+	uint32		generation;		/* grows with each use */
+	Oid			dboid;
+	Oid			roleid;
+	pid_t		pid;			/* 0 until attached */
+	Latch	   *latch;			/* NULL until attached */
+	TimestampTz started_at;
+	bool		leave;			/* asked to go, by scheduler or hold */
+	bool		proved;			/* has come as far as looking for work */
+
+	/* what it searches: lane, and the least key that went live meanwhile */
+	int			scan_lane;		/* -1: none */
+	JqKey		pend;
+
+	/* what it holds */
+	int64		job_id;			/* 0: nothing */
+	int64		job_stamp;
+	int			job_lane;
+	JqKey		job_key;
+	int32		job_attempt;
+	bool		job_begun;		/* the handler has been entered */
+	TimestampTz job_started_at;
+	char		job_name[60];
+	char		job_queue[60];
+} JqSlot;
+
+/* An attempt whose worker died before it could be recorded. */
+typedef struct JqUnsettled
+{
+	Oid			dboid;
+	int64		job_id;			/* 0: free */
+	int64		job_stamp;
+	int32		attempt;
+	pid_t		pid;
+} JqUnsettled;
+
+typedef struct JqSharedState
+{
+	LWLock	   *lock;
+	pid_t		launcher_pid;
+	Latch	   *launcher_latch; /* NULL: no launcher */
+	int			nslots;
+	int			nlanes;
+	int			nunsettled;
+	int			next_unsettled;
+	JqDatabase	databases[JQ_MAX_DATABASES];
+	JqRole		roles[JQ_MAX_ROLES];
+	JqUnsettled unsettled[JQ_MAX_UNSETTLED];
+} JqSharedState;
+
+/* Set up by the postmaster; NULL where the library was not preloaded. */
+extern JqSharedState *JqShared;
+extern JqSlot *JqSlots;
+extern JqLane *JqLanes;
+
+/* The slot of this process, if it is a worker. */
+extern JqSlot *MyJqSlot;
+
+/*
+ * The lanes a search goes over: those of a role in shared memory, or those of
+ * a session that has none (jq.drain).
+ */
+typedef struct JqLaneSet
+{
+	bool		shared;
+	Oid			roleid;
+	JqRole	   *role;			/* shared only */
+	JqLane	   *lanes;			/* array that lane numbers point into */
+	int			first_lane;
+	int			nlanes;			/* not shared: how many there are */
+} JqLaneSet;
+
+#define JQ_KEY_LESS(a, b) \
+	((a).at < (b).at || ((a).at == (b).at && (a).id < (b).id))
+
+/* "shmem.c" */
+extern void jq_shmem_init(void);
+extern JqDatabase *jq_find_database(Oid dboid, bool create);
+extern JqRole *jq_find_role(Oid dboid, Oid roleid, bool create);
+extern void jq_forget_database(JqDatabase *database);
+extern bool jq_role_has_worker(const JqRole *role);
+
+/* "lane.c" */
+extern int	jq_lane_find(JqRole *role, const char *queue, int32 priority,
+						 bool create);
+extern void jq_lane_init(JqLane *lane, const char *queue, int32 priority);
+extern void jq_lane_lower(JqLane *lane, int laneno, JqKey low, JqKey high);
+extern void jq_lane_advance(JqLane *lane, const JqRange *range, JqKey to,
+							JqKey pend, bool exhausted);
+extern void jq_lanes_recycle(void);
+
+#endif							/* JQ_SHMEM_H */

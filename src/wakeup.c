@@ -1,0 +1,358 @@
+/*-------------------------------------------------------------------------
+ *
+ * wakeup.c
+ *	  Tells workers of jobs that became due, at the commit that made them so.
+ *
+ * What a transaction makes due is noted while it runs, by lane and level of
+ * nesting, so that a subtransaction that rolls back takes its notes along.
+ * When the transaction has committed and its rows can be seen, the callback
+ * lowers the lanes' search positions and sets latches.  Nothing there can
+ * fail: it allocates nothing, and where shared memory has no room it asks the
+ * scheduler for a full look at the table instead.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "jq.h"
+
+typedef struct DueKey
+{
+	Oid			roleid;
+	int32		priority;
+	int32		nest_level;
+	char		queue[JQ_NAME_MAX + 1];
+} DueKey;
+
+typedef struct DueEntry
+{
+	DueKey		lane;
+	JqKey		low;
+	JqKey		high;
+	int64		count;
+} DueEntry;
+
+/* in TopTransactionContext; NULL: nothing noted */
+static HTAB *due_entries = NULL;
+static DueEntry *last_entry = NULL;
+static int	deepest_level = 0;
+
+static bool full_look_noted = false;
+static bool launcher_noted = false;
+
+/* latches to be set, collected under the lock; jq_max_workers + 2 of them */
+static Latch **latches = NULL;
+static int	nlatches;
+
+/* ---------------------------------------------------------------------
+ * Notes
+ * --------------------------------------------------------------------- */
+
+static void
+make_entries(void)
+{
+	HASHCTL		ctl = {0};
+
+	if (latches == NULL)
+		latches = MemoryContextAlloc(TopMemoryContext,
+									 (JqShared->nslots + 2) * sizeof(Latch *));
+
+	ctl.keysize = sizeof(DueKey);
+	ctl.entrysize = sizeof(DueEntry);
+	ctl.hcxt = TopTransactionContext;
+	due_entries = hash_create("jq jobs due at commit", 16, &ctl,
+							  HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+	last_entry = NULL;
+	deepest_level = 0;
+}
+
+static void
+merge_entry(const DueKey *lane, JqKey low, JqKey high, int64 count)
+{
+	DueEntry   *entry = last_entry;
+	bool		found = true;
+
+	if (entry == NULL || memcmp(&entry->lane, lane, sizeof(DueKey)) != 0)
+		entry = hash_search(due_entries, lane, HASH_ENTER, &found);
+	if (!found)
+	{
+		entry->low = low;
+		entry->high = high;
+		entry->count = count;
+	}
+	else
+	{
+		if (JQ_KEY_LESS(low, entry->low))
+			entry->low = low;
+		if (JQ_KEY_LESS(entry->high, high))
+			entry->high = high;
+		entry->count += count;
+	}
+	last_entry = entry;
+	deepest_level = Max(deepest_level, lane->nest_level);
+}
+
+/*
+ * Note that the current (sub)transaction made a job live.
+ */
+void
+jq_note_due(Oid roleid, const char *queue, int32 priority, JqKey key)
+{
+	DueKey		lane;
+
+	if (JqShared == NULL)
+		return;
+	if (due_entries == NULL)
+		make_entries();
+
+	memset(&lane, 0, sizeof(lane));
+	lane.roleid = roleid;
+	lane.priority = priority;
+	lane.nest_level = GetCurrentTransactionNestLevel();
+	strlcpy(lane.queue, queue, sizeof(lane.queue));
+	merge_entry(&lane, key, key, 1);
+}
+
+/*
+ * Note that the scheduler is to search the whole table once the transaction
+ * has committed.
+ */
+void
+jq_note_full_look(void)
+{
+	full_look_noted = true;
+}
+
+/*
+ * Note that the launcher is to look at this database once the transaction has
+ * committed.
+ */
+void
+jq_note_launcher(void)
+{
+	launcher_noted = true;
+}
+
+static void
+forget_notes(void)
+{
+	/* the memory goes with the transaction */
+	due_entries = NULL;
+	last_entry = NULL;
+	full_look_noted = false;
+	launcher_noted = false;
+}
+
+/* ---------------------------------------------------------------------
+ * At the end of subtransactions
+ * --------------------------------------------------------------------- */
+
+/*
+ * Hand the notes of the ending subtransaction to its parent, or drop them.
+ */
+static void
+end_subxact(bool commit)
+{
+	int			level = GetCurrentTransactionNestLevel();
+	HASH_SEQ_STATUS status;
+	DueEntry   *entry;
+	List	   *moved = NIL;
+	ListCell   *lc;
+
+	if (due_entries == NULL || deepest_level < level)
+		return;
+
+	last_entry = NULL;
+	hash_seq_init(&status, due_entries);
+	while ((entry = hash_seq_search(&status)) != NULL)
+	{
+		if (entry->lane.nest_level < level)
+			continue;
+		if (commit)
+		{
+			DueEntry   *copy = MemoryContextAlloc(TopTransactionContext,
+												  sizeof(DueEntry));
+			MemoryContext oldcxt = MemoryContextSwitchTo(TopTransactionContext);
+
+			*copy = *entry;
+			moved = lappend(moved, copy);
+			MemoryContextSwitchTo(oldcxt);
+		}
+		/* the scan may go on after the removal of its current entry */
+		hash_search(due_entries, &entry->lane, HASH_REMOVE, NULL);
+	}
+	deepest_level = level - 1;
+
+	foreach(lc, moved)
+	{
+		DueEntry   *copy = lfirst(lc);
+
+		copy->lane.nest_level = level - 1;
+		merge_entry(&copy->lane, copy->low, copy->high, copy->count);
+	}
+	last_entry = NULL;
+	list_free_deep(moved);
+}
+
+static void
+subxact_callback(SubXactEvent event, SubTransactionId subid,
+				 SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_COMMIT_SUB)
+		end_subxact(true);
+	else if (event == SUBXACT_EVENT_ABORT_SUB)
+		end_subxact(false);
+}
+
+/* ---------------------------------------------------------------------
+ * At commit
+ * --------------------------------------------------------------------- */
+
+/*
+ * Wake sleeping workers of the role, at most so many; returns how many.  The
+ * caller holds the lock exclusively, and sets the collected latches after it
+ * has let go of it.
+ */
+static int64
+collect_sleepers(Oid roleid, int64 wanted)
+{
+	int64		woken = 0;
+
+	for (int i = 0; i < JqShared->nslots && woken < wanted; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+
+		if (slot->state == JQ_SLOT_IDLE && slot->dboid == MyDatabaseId &&
+			slot->roleid == roleid && !slot->leave)
+		{
+			/* so that the next one to look for a sleeper takes another */
+			slot->state = JQ_SLOT_BUSY;
+			slot->scan_lane = -1;
+			latches[nlatches++] = slot->latch;
+			woken++;
+		}
+	}
+	return woken;
+}
+
+/*
+ * Publish one note.  Returns whether the scheduler has to see to it.
+ */
+static bool
+publish(const DueEntry *entry, JqDatabase *database, TimestampTz now)
+{
+	JqRole	   *role = jq_find_role(MyDatabaseId, entry->lane.roleid, true);
+	int			lane = -1;
+
+	if (role)
+		lane = jq_lane_find(role, entry->lane.queue, entry->lane.priority, true);
+	if (lane < 0)
+	{
+		database->lanes_full = true;
+		database->full_look = true;
+		return true;
+	}
+	jq_lane_lower(&JqLanes[lane], lane, entry->low, entry->high);
+
+	if (entry->low.at > now)
+		return entry->low.at < database->wakes_at;
+	if (collect_sleepers(entry->lane.roleid, entry->count) > 0)
+		return false;
+	return database->wants_calls || !jq_role_has_worker(role);
+}
+
+static void
+wake_at_commit(void)
+{
+	HASH_SEQ_STATUS status;
+	DueEntry   *entry;
+	JqDatabase *database;
+	Latch	   *scheduler = NULL;
+	Latch	   *launcher = NULL;
+	TimestampTz now = GetCurrentTimestamp();
+
+	nlatches = 0;
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+
+	database = jq_find_database(MyDatabaseId, true);
+	if (database)
+	{
+		bool		call = full_look_noted;
+
+		database->full_look |= full_look_noted;
+		if (due_entries)
+		{
+			hash_seq_init(&status, due_entries);
+			while ((entry = hash_seq_search(&status)) != NULL)
+				call |= publish(entry, database, now);
+		}
+		if (call)
+			scheduler = database->scheduler_latch;
+		if (launcher_noted && database->state == JQ_DATABASE_ABSENT)
+			database->state = JQ_DATABASE_UNKNOWN;
+	}
+	if (launcher_noted)
+		launcher = JqShared->launcher_latch;
+
+	LWLockRelease(JqShared->lock);
+
+	for (int i = 0; i < nlatches; i++)
+		SetLatch(latches[i]);
+	if (scheduler)
+		SetLatch(scheduler);
+	if (launcher)
+		SetLatch(launcher);
+}
+
+static void
+xact_callback(XactEvent event, void *arg)
+{
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PRE_PREPARE:
+			jq_close_insertion();
+			break;
+
+		case XACT_EVENT_COMMIT:
+			if (JqShared && (due_entries || full_look_noted || launcher_noted))
+				wake_at_commit();
+			forget_notes();
+			break;
+
+		case XACT_EVENT_ABORT:
+			jq_forget_insertion();
+			forget_notes();
+			break;
+
+		case XACT_EVENT_PREPARE:
+
+			/*
+			 * Whoever commits it knows nothing of these notes; the hook on
+			 * COMMIT PREPARED asks for a full look.
+			 */
+			forget_notes();
+			break;
+
+		default:
+			break;
+	}
+}
+
+/*
+ * Register the callbacks; once in each process that loads the library.
+ */
+void
+jq_wakeup_init(void)
+{
+	RegisterXactCallback(xact_callback, NULL);
+	RegisterSubXactCallback(subxact_callback, NULL);
+}

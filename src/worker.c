@@ -1,0 +1,606 @@
+/*-------------------------------------------------------------------------
+ *
+ * worker.c
+ *	  A worker: runs the jobs of one role, one transaction a job.
+ *
+ * The transaction claims the row, runs the handler, removes the row, and
+ * commits; there is no subtransaction.  If any of that fails, the commit
+ * included, the transaction is aborted and a second one records the failure.
+ * Between the two the slot still says that we hold the job, so no other
+ * worker takes it; should we die there, the attempt is unsettled.
+ *
+ * Interrupts that cancel a query are held off but while a handler runs.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_db_role_setting.h"
+#include "commands/async.h"
+#include "commands/prepare.h"
+#include "commands/sequence.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "replication/syncrep.h"
+#include "storage/ipc.h"
+#include "storage/lock.h"
+#include "storage/proc.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/hsearch.h"
+#include "utils/memutils.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "jq.h"
+
+/* While busy, the WAL of commits that ran ahead is flushed this often. */
+#define FLUSH_INTERVAL_US	INT64CONST(5000)
+
+/* Waits between the tries to write a record, in ms. */
+static const int record_waits[] = {100, 400, 1000, 2500, 6000};
+
+typedef struct CachedCall
+{
+	Oid			function;
+	FmgrInfo	flinfo;
+} CachedCall;
+
+static JqLaneSet lanes;
+static List *queues = NIL;		/* of jq.queues */
+static char *queues_value = NULL;	/* that it was made from */
+
+static MemoryContext job_cxt;
+static MemoryContext call_cxt;
+static HTAB *calls = NULL;		/* in call_cxt */
+static uint64 calls_epoch = 0;
+
+/* Set if the role cannot log in and this server cannot connect as it. */
+static bool borrowed_session = false;
+static Oid	lender = InvalidOid;
+
+static bool commits_run_ahead = false;
+static bool sync_commit_is_users = false;
+static TimestampTz last_flush = 0;
+
+static bool leave_wanted(void);
+static bool run_next_job(bool *ran);
+static void attempt_job(JqJob *job);
+static void record_failure(JqJob *job, const JqFailure *failure);
+static void reset_session(void);
+static void sleep_until_called(void);
+
+/* ---------------------------------------------------------------------
+ * Start
+ * --------------------------------------------------------------------- */
+
+/*
+ * Settings that a worker needs whatever database or role prefer.  Time limits
+ * of sessions must not hit the bookkeeping, and a job has its own.
+ */
+static void
+force_settings(void)
+{
+	static const char *const forced[][2] = {
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"idle_session_timeout", "0"},
+#if PG_VERSION_NUM >= 170000
+		{"transaction_timeout", "0"},
+#endif
+		{"default_transaction_isolation", "read committed"},
+		{"default_transaction_read_only", "off"},
+		{"default_transaction_deferrable", "off"},
+		{"row_security", "on"},
+	};
+
+	for (int i = 0; i < lengthof(forced); i++)
+		SetConfigOption(forced[i][0], forced[i][1], PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/*
+ * Whether database or role have a synchronous_commit of their own.
+ */
+static bool
+sync_commit_set_by_user(void)
+{
+	static const char *const sources[] = {
+		"database", "user", "database user"
+	};
+	Datum		value;
+	bool		result = false;
+	int64		count;
+
+	value = CStringGetTextDatum("synchronous_commit");
+	for (int i = 0; i < lengthof(sources) && !result; i++)
+	{
+		Oid			types[] = {TEXTOID, TEXTOID};
+		Datum		values[] = {value, CStringGetTextDatum(sources[i])};
+
+		jq_owner_execute("SELECT count(*) FROM pg_catalog.pg_settings"
+						 " WHERE name = $1 AND source = $2",
+						 2, types, values, NULL, &count);
+		result = count > 0;
+	}
+	return result;
+}
+
+/*
+ * Decide whether commits run ahead of their flush, and read jq.queues.  Both
+ * may change with the configuration.
+ */
+static void
+apply_settings(void)
+{
+	bool		standbys_defined = SyncRepStandbyNames != NULL &&
+		SyncRepStandbyNames[0] != '\0';
+	bool		run_ahead;
+
+	switch (jq_commit_wait)
+	{
+		case JQ_COMMIT_WAIT_AUTO:
+			run_ahead = !sync_commit_is_users && !standbys_defined;
+			break;
+		case JQ_COMMIT_WAIT_OFF:
+			run_ahead = true;
+			break;
+		default:
+			run_ahead = false;
+			break;
+	}
+
+	/*
+	 * As a session's own setting, so that a handler which says SET LOCAL
+	 * synchronous_commit differs from it and is heard.
+	 */
+	if (run_ahead)
+		SetConfigOption("synchronous_commit", "off", PGC_USERSET, PGC_S_SESSION);
+	else if (commits_run_ahead)
+		SetConfigOption("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION);
+	commits_run_ahead = run_ahead;
+
+	if (queues_value == NULL || strcmp(queues_value, jq_queues) != 0)
+	{
+		MemoryContext oldcxt = MemoryContextSwitchTo(TopMemoryContext);
+
+		list_free_deep(queues);
+		if (queues_value)
+			pfree(queues_value);
+		queues = jq_split_names(jq_queues);
+		queues_value = pstrdup(jq_queues);
+		MemoryContextSwitchTo(oldcxt);
+	}
+}
+
+/*
+ * Start a transaction as the role whose jobs we run.
+ *
+ * Where we could not connect as it, we are a superuser who behaves as the
+ * role: the security context must be set after the transaction has started
+ * with a clean one, and forbids to change it back; the callback below puts it
+ * back once nothing of the role's can run any more.
+ */
+static void
+start_transaction(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	if (borrowed_session)
+		SetUserIdAndSecContext(MyJqSlot->roleid, SECURITY_LOCAL_USERID_CHANGE);
+}
+
+static void
+borrowed_xact_callback(XactEvent event, void *arg)
+{
+	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
+		SetUserIdAndSecContext(lender, 0);
+}
+
+/*
+ * Give the session of a superuser the settings that the role would have.
+ */
+static void
+borrow_session(void)
+{
+	Relation	rel;
+	Snapshot	snapshot;
+
+	lender = GetUserId();
+	borrowed_session = true;
+	RegisterXactCallback(borrowed_xact_callback, NULL);
+
+	rel = table_open(DbRoleSettingRelationId, AccessShareLock);
+	snapshot = RegisterSnapshot(GetCatalogSnapshot(DbRoleSettingRelationId));
+	ApplySetting(snapshot, MyDatabaseId, MyJqSlot->roleid, rel, PGC_S_DATABASE_USER);
+	ApplySetting(snapshot, InvalidOid, MyJqSlot->roleid, rel, PGC_S_USER);
+	UnregisterSnapshot(snapshot);
+	table_close(rel, AccessShareLock);
+}
+
+static bool
+can_log_in(Oid roleid)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(roleid));
+	bool		result;
+
+	if (!HeapTupleIsValid(tuple))
+		proc_exit(0);			/* dropped meanwhile */
+	result = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+	return result;
+}
+
+static void
+prepare_session(bool borrow)
+{
+	StartTransactionCommand();
+	if (borrow)
+		borrow_session();
+	else if (!can_log_in(MyJqSlot->roleid) && JQ_NEEDS_LOGIN)
+		proc_exit(0);			/* changed meanwhile; the scheduler will see */
+	force_settings();
+	if (jq_catalog_if_any() == NULL)
+		proc_exit(0);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	sync_commit_is_users = sync_commit_set_by_user();
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+
+	apply_settings();
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	lanes.shared = true;
+	lanes.roleid = MyJqSlot->roleid;
+	lanes.lanes = JqLanes;
+	lanes.role = jq_find_role(MyDatabaseId, MyJqSlot->roleid, true);
+	LWLockRelease(JqShared->lock);
+	if (lanes.role == NULL)
+		proc_exit(1);
+
+	job_cxt = AllocSetContextCreate(TopMemoryContext, "jq job",
+									ALLOCSET_DEFAULT_SIZES);
+	call_cxt = AllocSetContextCreate(TopMemoryContext, "jq calls",
+									 ALLOCSET_DEFAULT_SIZES);
+}
+
+/*
+ * Main function of a worker.
+ */
+void
+jq_worker_main(Datum main_arg)
+{
+	JqWorkerArgs args;
+	bool		awake = false;	/* looked for work since the last sleep */
+
+	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+
+	jq_slot_attach(DatumGetInt32(main_arg), args.generation);
+	BackgroundWorkerInitializeConnectionByOid(MyJqSlot->dboid,
+											  args.borrow ? InvalidOid : MyJqSlot->roleid,
+											  BGWORKER_BYPASS_ROLELOGINCHECK);
+	HOLD_CANCEL_INTERRUPTS();
+	pgstat_report_appname("jq worker");
+	prepare_session(args.borrow);
+
+	for (;;)
+	{
+		bool		ran = false;
+
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+			apply_settings();
+		}
+		if (leave_wanted() || !jq_enabled)
+			break;
+
+		if (jq_slot_try_idle(&lanes, queues))
+		{
+			sleep_until_called();
+			awake = false;
+			continue;
+		}
+		run_next_job(&ran);
+		if (ran && !awake)
+			jq_slot_wake_next();
+		awake = true;
+	}
+
+	proc_exit(0);
+}
+
+/*
+ * Whether the scheduler wants our place.
+ */
+static bool
+leave_wanted(void)
+{
+	/* a bool that is set once; a late look does no harm */
+	return MyJqSlot->leave;
+}
+
+/*
+ * Write out what ran ahead.
+ */
+static void
+flush_commits(void)
+{
+	if (commits_run_ahead && XactLastCommitEnd != 0)
+		XLogFlush(XactLastCommitEnd);
+	last_flush = GetCurrentStatementStartTimestamp();
+}
+
+static void
+sleep_until_called(void)
+{
+	static uint32 wait_event = 0;
+
+	if (wait_event == 0)
+		wait_event = WaitEventExtensionNew("JqWorkerMain");
+
+	flush_commits();
+	pgstat_report_stat(true);
+	pgstat_report_activity(STATE_IDLE, NULL);
+
+	(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH, -1L, wait_event);
+	ResetLatch(MyLatch);
+	jq_slot_set_busy();
+}
+
+/* ---------------------------------------------------------------------
+ * Jobs
+ * --------------------------------------------------------------------- */
+
+/*
+ * Claim the next job and run it; *ran tells whether there was one.
+ */
+static bool
+run_next_job(bool *ran)
+{
+	JqJob	   *job;
+
+	MemoryContextReset(job_cxt);
+	start_transaction();
+	MemoryContextSwitchTo(job_cxt);
+
+	/* the extension was dropped under us: leave, quietly */
+	if (jq_catalog_if_any() == NULL)
+		proc_exit(0);
+
+	job = palloc0(sizeof(JqJob));
+	if (!jq_claim_next(&lanes, queues, job))
+	{
+		CommitTransactionCommand();
+		MemoryContextSwitchTo(job_cxt);
+		return false;
+	}
+	*ran = true;
+	attempt_job(job);
+	reset_session();
+
+	if (GetCurrentStatementStartTimestamp() - last_flush > FLUSH_INTERVAL_US)
+		flush_commits();
+	pgstat_report_stat(false);
+	return true;
+}
+
+static void
+job_error_context(void *arg)
+{
+	JqJob	   *job = arg;
+
+	errcontext("job " INT64_FORMAT ", handler \"%s\", attempt %d of %d",
+			   job->id, job->name, job->attempts + 1, job->max_attempts);
+}
+
+static FmgrInfo *
+cached_call(Oid function)
+{
+	CachedCall *call;
+	bool		found;
+
+	if (calls == NULL || calls_epoch != jq_configuration_epoch())
+	{
+		HASHCTL		ctl = {0};
+
+		MemoryContextReset(call_cxt);
+		ctl.keysize = sizeof(Oid);
+		ctl.entrysize = sizeof(CachedCall);
+		ctl.hcxt = call_cxt;
+		calls = hash_create("jq calls", 32, &ctl,
+							HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+		calls_epoch = jq_configuration_epoch();
+	}
+	call = hash_search(calls, &function, HASH_ENTER, &found);
+	if (!found)
+	{
+		call->flinfo.fn_oid = InvalidOid;
+		fmgr_info_cxt(function, &call->flinfo, call_cxt);
+	}
+	return &call->flinfo;
+}
+
+static void
+report_vanished(const JqJob *job)
+{
+	ereport(LOG,
+			(errmsg("job " INT64_FORMAT " was removed while it ran", job->id)));
+}
+
+/*
+ * Run the handler of the claimed job and remove the job's row.
+ */
+static void
+execute_job(JqJob *job)
+{
+	const JqHandler *found = jq_find_handler(job->name);
+	JqHandler  *handler;
+	JqCallResult result;
+
+	handler = jq_copy_handler(found);
+	jq_check_handler_rights(handler, GetUserId());
+	jq_slot_begin_job(job);
+
+	QueryCancelPending = false;
+	RESUME_CANCEL_INTERRUPTS();
+	jq_call_handler(handler, job, cached_call(handler->function),
+					true, &result);
+	PortalHashTableDeleteAll();
+	HOLD_CANCEL_INTERRUPTS();
+
+	ResetTempTableNamespace();
+	if (!jq_record_done(job))
+		report_vanished(job);
+	if (result.synchronous_commit != synchronous_commit)
+		jq_set_local_synchronous_commit(result.synchronous_commit);
+}
+
+/*
+ * Do what the claim was for, commit, and let go of the job.
+ */
+static void
+attempt_job(JqJob *job)
+{
+	ErrorContextCallback errcallback;
+	JqFailure  *volatile failure;
+
+	errcallback.callback = job_error_context;
+	errcallback.arg = job;
+	errcallback.previous = error_context_stack;
+	error_context_stack = &errcallback;
+
+	pgstat_report_activity(STATE_RUNNING, job->name);
+	failure = jq_failure_before_start(job);
+	if (failure == NULL && jq_find_handler(job->name) == NULL)
+		failure = jq_unregistered_failure(job);
+	if (failure == NULL)
+	{
+		PG_TRY();
+		{
+			execute_job(job);
+			PopActiveSnapshot();
+			CommitTransactionCommand();
+		}
+		PG_CATCH();
+		{
+			/* the error has let go of all interrupts that were held */
+			HOLD_INTERRUPTS();
+			HOLD_CANCEL_INTERRUPTS();
+			failure = jq_capture_failure(job_cxt);
+			AbortOutOfAnyTransaction();
+			calls = NULL;		/* a call that was cut off is good no more */
+			RESUME_INTERRUPTS();
+		}
+		PG_END_TRY();
+	}
+	else
+		AbortCurrentTransaction();
+	MemoryContextSwitchTo(job_cxt);
+
+	if (failure)
+		record_failure(job, failure);
+	else
+		jq_slot_end_job();
+
+	error_context_stack = errcallback.previous;
+}
+
+/*
+ * Try to record the failure of an attempt, in a transaction of its own.
+ */
+static bool
+try_record_failure(JqJob *job, const JqFailure *failure)
+{
+	volatile bool recorded = false;
+
+	PG_TRY();
+	{
+		const JqHandler *handler;
+
+		start_transaction();
+		MemoryContextSwitchTo(job_cxt);
+		PushActiveSnapshot(GetTransactionSnapshot());
+		handler = jq_find_handler(job->name);
+		if (!jq_record_failure(job, MyJqSlot->roleid, handler, failure))
+			report_vanished(job);
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		recorded = true;
+	}
+	PG_CATCH();
+	{
+		HOLD_INTERRUPTS();
+		HOLD_CANCEL_INTERRUPTS();
+		MemoryContextSwitchTo(job_cxt);
+		EmitErrorReport();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+		RESUME_INTERRUPTS();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(job_cxt);
+	return recorded;
+}
+
+/*
+ * Record the failure of an attempt.  If that fails, for want of disk space
+ * say, it is tried again after a while; the job stays ours meanwhile.  In the
+ * end it goes back as it was.
+ */
+static void
+record_failure(JqJob *job, const JqFailure *failure)
+{
+	for (int try = 0;; try++)
+	{
+		if (try_record_failure(job, failure))
+		{
+			jq_forget_unsettled(job);
+			jq_slot_end_job();
+			return;
+		}
+		if (try == lengthof(record_waits))
+			break;
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 record_waits[try], PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+
+	ereport(LOG,
+			(errmsg("could not record the failure of job " INT64_FORMAT ", it will be run again",
+					job->id)));
+	jq_slot_drop_job();
+}
+
+/*
+ * What a job may leave behind in the session, beyond its settings and its
+ * temporary tables, must not reach the next one: the rest of DISCARD ALL.
+ */
+static void
+reset_session(void)
+{
+	LockReleaseAll(USER_LOCKMETHOD, true);
+	DropAllPreparedStatements();
+	ResetSequenceCaches();
+}
