@@ -88,17 +88,13 @@ stop_timeout(const JqHandler *handler)
 }
 
 /*
- * Report that the attempt took too long; context is where it was then.
+ * What is reported of an attempt that took too long.
  */
-static void
-report_timed_out(const JqHandler *handler, const char *context)
+static char *
+timed_out_message(const JqHandler *handler)
 {
-	timed_out = false;
-	ereport(ERROR,
-			(errcode(ERRCODE_QUERY_CANCELED),
-			 errmsg("handler \"%s\" timed out after " INT64_FORMAT " ms",
-					handler->name, handler->timeout_us / 1000),
-			 context ? errcontext("%s", context) : 0));
+	return psprintf("handler \"%s\" timed out after " INT64_FORMAT " ms",
+					handler->name, handler->timeout_us / 1000);
 }
 
 /* ---------------------------------------------------------------------
@@ -138,7 +134,8 @@ jq_call_handler(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 			MemoryContextSwitchTo(cxt);
 			edata = CopyErrorData();
 			FlushErrorState();
-			report_timed_out(handler, edata->context);
+			edata->message = timed_out_message(handler);
+			ReThrowError(edata);
 		}
 		PG_RE_THROW();
 	}
@@ -147,7 +144,9 @@ jq_call_handler(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 
 	/* it may have trapped the interrupt, and then it has had its time */
 	if (timed_out)
-		report_timed_out(handler, NULL);
+		ereport(ERROR,
+				(errcode(ERRCODE_QUERY_CANCELED),
+				 errmsg_internal("%s", timed_out_message(handler))));
 
 	result->synchronous_commit = synchronous_commit;
 	AtEOXact_GUC(false, guc_level);

@@ -209,22 +209,33 @@ jq_slot_drop_job(void)
 
 /*
  * Go to sleep unless something is due: from now on whoever makes a job due
- * sets our latch.  Returns whether we may sleep.
+ * sets our latch, and the scheduler does when one falls due.  Returns whether
+ * we may sleep.
  */
 bool
 jq_slot_try_idle(const JqLaneSet *set, List *queues)
 {
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz due;
+	Latch	   *scheduler = NULL;
 	bool		idle;
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
-	idle = jq_lanes_due(set, queues) > GetCurrentTimestamp() &&
-		!MyJqSlot->leave;
+	due = jq_lanes_due(set, queues);
+	idle = due > now && !MyJqSlot->leave;
 	if (idle)
 	{
+		JqDatabase *database = jq_find_database(MyDatabaseId, false);
+
 		MyJqSlot->state = JQ_SLOT_IDLE;
 		MyJqSlot->proved = true;
+		if (database && due < database->wakes_at)
+			scheduler = database->scheduler_latch;
 	}
 	LWLockRelease(JqShared->lock);
+
+	if (scheduler)
+		SetLatch(scheduler);
 	return idle;
 }
 
