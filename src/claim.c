@@ -14,6 +14,11 @@
  * raised to it and the other one is searched.  So the order is exact, though
  * only one lane is looked at as a rule.
  *
+ * An index scan reads a page of entries to find one, so the search keeps the
+ * rows that it met behind the one it claimed, and tries those next.  That is
+ * the same search going on: its lane stays announced, and a key that became
+ * live before the next row of it (pend) ends it.
+ *
  * The same code searches the lanes in shared memory, and private ones of a
  * session that drains a queue (JqLaneSet).
  *
@@ -55,6 +60,7 @@ typedef struct Probe
 	JqRange		ranges[JQ_LATE_RANGES + 1]; /* as they were, the main one last */
 	TimestampTz rival;			/* bound of the next best lane */
 	TimestampTz now;			/* taken before the snapshot */
+	bool		goes_on;		/* the last search in the lane goes on */
 	int			nheld;
 	int64	   *held;			/* jobs held by other workers */
 
@@ -66,22 +72,25 @@ typedef struct Probe
 	TimestampTz first_later;	/* first job that is not due */
 	TimestampTz recheck;		/* when to look again at a blocked row */
 	JqKey		pins[JQ_LATE_RANGES + 1];	/* first blocked row of a range */
+	bool		range_ended;	/* a row was beyond it, or not due */
 } Probe;
 
 typedef enum ProbeResult
 {
 	PROBE_CLAIMED,
 	PROBE_EMPTY,				/* nothing due in the lane */
-	PROBE_RIVAL					/* another lane comes first */
+	PROBE_AGAIN					/* another lane comes first, or a new search */
 } ProbeResult;
 
 static const JqKey NO_KEY = {DT_NOEND, PG_INT64_MAX};
 
 static bool pick_lane(Probe *probe, List *queues);
 static ProbeResult search_lane(Probe *probe, const char *role, JqJob *job);
+static ProbeResult search_ahead(Probe *probe, JqJob *job);
 static ProbeResult search_range(Probe *probe, IndexScanDesc scan, int range,
 								JqJob *job);
-static bool claim_row(Probe *probe, int range, JqKey key, JqJob *job);
+static ProbeResult try_row(Probe *probe, int range, JqJob *job);
+static ProbeResult claim_row(Probe *probe, int range, JqKey key, JqJob *job);
 static void read_job(TupleTableSlot *row, JqJob *job);
 static void finish_empty(Probe *probe);
 
@@ -195,6 +204,9 @@ pick_lane(Probe *probe, List *queues)
 		probe->ranges[best->nlate].low = best->low;
 		probe->ranges[best->nlate].high = NO_KEY;
 
+		probe->goes_on = set->ahead.next < set->ahead.count &&
+			set->ahead.laneno == probe->laneno && best->nlate == 0 &&
+			(!set->shared || MyJqSlot->scan_lane == probe->laneno);
 		probe->nheld = 0;
 		if (set->shared)
 		{
@@ -208,8 +220,11 @@ pick_lane(Probe *probe, List *queues)
 			}
 
 			/* only we write these, but for the lowering by others */
-			MyJqSlot->scan_lane = probe->laneno;
-			MyJqSlot->pend = NO_KEY;
+			if (!probe->goes_on)
+			{
+				MyJqSlot->scan_lane = probe->laneno;
+				MyJqSlot->pend = NO_KEY;
+			}
 		}
 	}
 
@@ -242,11 +257,70 @@ jq_claim_next(JqLaneSet *set, List *queues, JqJob *job)
 	while (result != PROBE_CLAIMED && pick_lane(&probe, queues))
 	{
 		PushActiveSnapshot(GetTransactionSnapshot());
-		result = search_lane(&probe, role, job);
+		if (probe.goes_on)
+			result = search_ahead(&probe, job);
+		else
+			result = search_lane(&probe, role, job);
 		if (result != PROBE_CLAIMED)
 			PopActiveSnapshot();
 	}
 	return result == PROBE_CLAIMED;
+}
+
+/*
+ * Go on with the last search in the lane, over the rows that it met.
+ */
+static ProbeResult
+search_ahead(Probe *probe, JqJob *job)
+{
+	JqAhead    *ahead = &probe->set->ahead;
+	ProbeResult result = PROBE_EMPTY;
+	IndexFetchTableData *fetch;
+
+	Assert(probe->nranges == 1);
+	probe->pins[0] = ahead->pin;
+	probe->first_later = DT_NOEND;
+	probe->recheck = DT_NOEND;
+	probe->rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	probe->row = table_slot_create(probe->rel, NULL);
+	fetch = table_index_fetch_begin(probe->rel);
+
+	while (result == PROBE_EMPTY && ahead->next < ahead->count)
+	{
+		ItemPointerData tid = ahead->tids[ahead->next++];
+		bool		call_again = false;
+
+		if (table_index_fetch_tuple(fetch, &tid, GetActiveSnapshot(),
+									probe->row, &call_again, NULL))
+			result = try_row(probe, 0, job);
+	}
+	ahead->pin = probe->pins[0];
+
+	table_index_fetch_end(fetch);
+	ExecDropSingleTupleTableSlot(probe->row);
+	table_close(probe->rel, NoLock);
+
+	if (result != PROBE_CLAIMED)
+		ahead->count = 0;
+	return result == PROBE_EMPTY ? PROBE_AGAIN : result;
+}
+
+/*
+ * Keep the rows behind the one that was just claimed for the next search.
+ */
+static void
+look_ahead(Probe *probe, IndexScanDesc scan, int range)
+{
+	JqAhead    *ahead = &probe->set->ahead;
+	ItemPointer tid;
+
+	if (range < probe->nranges - 1)
+		return;
+	ahead->laneno = probe->laneno;
+	ahead->pin = probe->pins[range];
+	while (ahead->count < JQ_MAX_AHEAD &&
+		   (tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL)
+		ahead->tids[ahead->count++] = *tid;
 }
 
 /*
@@ -264,6 +338,7 @@ search_lane(Probe *probe, const char *role, JqJob *job)
 
 	probe->first_later = DT_NOEND;
 	probe->recheck = DT_NOEND;
+	probe->set->ahead.next = probe->set->ahead.count = 0;
 	probe->rel = table_open(catalog->jobs, RowExclusiveLock);
 	probe->index = index_open(catalog->jobs_due, AccessShareLock);
 	probe->row = table_slot_create(probe->rel, NULL);
@@ -317,6 +392,17 @@ search_lane(Probe *probe, const char *role, JqJob *job)
 	return result;
 }
 
+/*
+ * Somebody who is no worker holds the row: do not pass it, and come again.
+ */
+static void
+note_blocked(Probe *probe, int range, JqKey key, TimestampTz recheck)
+{
+	probe->recheck = Min(probe->recheck, recheck);
+	if (JQ_KEY_LESS(key, probe->pins[range]))
+		probe->pins[range] = key;
+}
+
 static bool
 is_held(const Probe *probe, int64 id)
 {
@@ -335,54 +421,70 @@ is_held(const Probe *probe, int64 id)
 static ProbeResult
 search_range(Probe *probe, IndexScanDesc scan, int range, JqJob *job)
 {
-	while (index_getnext_slot(scan, ForwardScanDirection, probe->row))
+	ProbeResult result = PROBE_EMPTY;
+
+	probe->range_ended = false;
+	while (result == PROBE_EMPTY && !probe->range_ended &&
+		   index_getnext_slot(scan, ForwardScanDirection, probe->row))
+		result = try_row(probe, range, job);
+	if (result == PROBE_CLAIMED)
+		look_ahead(probe, scan, range);
+	return result;
+}
+
+/*
+ * Claim the visible row in probe->row, unless it is not due, not free, or not
+ * the next one.  PROBE_EMPTY means to go on with the next row, if there is
+ * one that can be due.
+ */
+static ProbeResult
+try_row(Probe *probe, int range, JqJob *job)
+{
+	TupleTableSlot *row = probe->row;
+	Datum		lease_until;
+	bool		isnull;
+	JqKey		key;
+
+	key.at = DatumGetTimestampTz(slot_getattr(row, JOBS_AVAILABLE_AT, &isnull));
+	key.id = DatumGetInt64(slot_getattr(row, JOBS_ID, &isnull));
+
+	if (JQ_KEY_LESS(probe->ranges[range].high, key))
 	{
-		TupleTableSlot *row = probe->row;
-		bool		isnull;
-		Datum		token;
-		JqKey		key;
-
-		key.at = DatumGetTimestampTz(slot_getattr(row, JOBS_AVAILABLE_AT, &isnull));
-		key.id = DatumGetInt64(slot_getattr(row, JOBS_ID, &isnull));
-
-		if (JQ_KEY_LESS(probe->ranges[range].high, key))
-			return PROBE_EMPTY;
-		if (key.at > probe->now)
-		{
-			probe->first_later = Min(probe->first_later, key.at);
-			return PROBE_EMPTY;
-		}
-		if (is_held(probe, key.id))
-			continue;
-
-		token = slot_getattr(row, JOBS_LEASE_UNTIL, &isnull);
-		if (!isnull && DatumGetTimestampTz(token) > probe->now)
-		{
-			probe->recheck = Min(probe->recheck, DatumGetTimestampTz(token));
-			if (JQ_KEY_LESS(key, probe->pins[range]))
-				probe->pins[range] = key;
-			continue;
-		}
-
-		if (key.at > probe->rival)
-		{
-			lock_lanes(probe->set, LW_EXCLUSIVE);
-			probe->set->lanes[probe->laneno].due =
-				probe->set->shared ? Min(key.at, MyJqSlot->pend.at) : key.at;
-			unlock_lanes(probe->set);
-			return PROBE_RIVAL;
-		}
-		if (claim_row(probe, range, key, job))
-			return PROBE_CLAIMED;
+		probe->range_ended = true;
+		return PROBE_EMPTY;
 	}
-	return PROBE_EMPTY;
+	if (key.at > probe->now)
+	{
+		probe->first_later = Min(probe->first_later, key.at);
+		probe->range_ended = true;
+		return probe->goes_on ? PROBE_AGAIN : PROBE_EMPTY;
+	}
+	if (is_held(probe, key.id))
+		return PROBE_EMPTY;
+
+	lease_until = slot_getattr(row, JOBS_LEASE_UNTIL, &isnull);
+	if (!isnull && DatumGetTimestampTz(lease_until) > probe->now)
+	{
+		note_blocked(probe, range, key, DatumGetTimestampTz(lease_until));
+		return PROBE_EMPTY;
+	}
+	if (key.at > probe->rival)
+	{
+		lock_lanes(probe->set, LW_EXCLUSIVE);
+		probe->set->lanes[probe->laneno].due =
+			probe->set->shared ? Min(key.at, MyJqSlot->pend.at) : key.at;
+		unlock_lanes(probe->set);
+		return PROBE_AGAIN;
+	}
+	return claim_row(probe, range, key, job);
 }
 
 /*
  * Say in our slot that we hold the job, and note how far the search has come,
- * in all ranges up to this one.  Returns false if another worker was first.
+ * in all ranges up to this one.  PROBE_EMPTY means that another worker was
+ * first, PROBE_AGAIN that another job comes first.
  */
-static bool
+static ProbeResult
 announce_claim(Probe *probe, int range, JqKey key)
 {
 	JqLaneSet  *set = probe->set;
@@ -397,8 +499,10 @@ announce_claim(Probe *probe, int range, JqKey key)
 
 			if (slot->job_id == key.id && slot->dboid == MyDatabaseId &&
 				slot->state == JQ_SLOT_BUSY && slot != MyJqSlot)
-				return false;
+				return PROBE_EMPTY;
 		}
+		if (probe->goes_on && !JQ_KEY_LESS(key, pend))
+			return PROBE_AGAIN;
 		MyJqSlot->job_id = key.id;
 		MyJqSlot->job_lane = probe->laneno;
 		MyJqSlot->job_key = key;
@@ -423,64 +527,61 @@ announce_claim(Probe *probe, int range, JqKey key)
 		bound = Min(bound, pend.at);
 		lane->due = Max(lane->due, Min(bound, lane->low.at));
 	}
-	return true;
+	return PROBE_CLAIMED;
 }
 
 /*
  * Take back what announce_claim() said: the job could not be locked.
  */
 static void
-withdraw_claim(Probe *probe, JqKey key)
+withdraw_claim(Probe *probe, JqKey key, bool live)
 {
 	JqLane	   *lane = &probe->set->lanes[probe->laneno];
 
 	lock_lanes(probe->set, LW_EXCLUSIVE);
 	if (probe->set->shared)
 		MyJqSlot->job_id = 0;
-	jq_lane_lower(lane, probe->set->shared ? probe->laneno : -1, key, key);
+	if (live)
+		jq_lane_lower(lane, probe->set->shared ? probe->laneno : -1, key, key);
 	unlock_lanes(probe->set);
 }
 
 /*
- * Claim the row in probe->row.  Returns false if that cannot be had.
+ * Claim the row in probe->row.
  */
-static bool
+static ProbeResult
 claim_row(Probe *probe, int range, JqKey key, JqJob *job)
 {
 	TM_FailureData tmfd;
 	TupleTableSlot *locked;
 	ItemPointerData tid = probe->row->tts_tid;
-	TM_Result	result;
-	bool		announced;
+	TM_Result	locking;
+	ProbeResult result;
 
 	lock_lanes(probe->set, LW_EXCLUSIVE);
-	announced = announce_claim(probe, range, key);
+	result = announce_claim(probe, range, key);
 	unlock_lanes(probe->set);
-	if (!announced)
-		return false;
+	if (result != PROBE_CLAIMED)
+		return result;
 
 	locked = table_slot_create(probe->rel, NULL);
-	result = table_tuple_lock(probe->rel, &tid, GetActiveSnapshot(), locked,
-							  GetCurrentCommandId(false), LockTupleExclusive,
-							  LockWaitSkip, 0, &tmfd);
-	if (result == TM_Ok)
+	locking = table_tuple_lock(probe->rel, &tid, GetActiveSnapshot(), locked,
+							   GetCurrentCommandId(false), LockTupleExclusive,
+							   LockWaitSkip, 0, &tmfd);
+	if (locking == TM_Ok)
 	{
 		job->tid = locked->tts_tid;
 		read_job(locked, job);
-		ExecDropSingleTupleTableSlot(locked);
-		return true;
 	}
 	ExecDropSingleTupleTableSlot(locked);
+	if (locking == TM_Ok)
+		return PROBE_CLAIMED;
 
-	withdraw_claim(probe, key);
-	if (result == TM_WouldBlock)
-	{
-		/* somebody who is no worker holds it: do not pass it, come again */
-		probe->recheck = Min(probe->recheck, probe->now + BLOCKED_RECHECK_US);
-		if (JQ_KEY_LESS(key, probe->pins[range]))
-			probe->pins[range] = key;
-	}
-	return false;
+	/* if it was only just finished, there is nothing to come back for */
+	withdraw_claim(probe, key, locking == TM_WouldBlock);
+	if (locking == TM_WouldBlock)
+		note_blocked(probe, range, key, probe->now + BLOCKED_RECHECK_US);
+	return PROBE_EMPTY;
 }
 
 /*

@@ -21,6 +21,7 @@
 #define JQ_SHMEM_H
 
 #include "datatype/timestamp.h"
+#include "storage/itemptr.h"
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
@@ -181,6 +182,18 @@ extern JqLane *JqLanes;
 /* The slot of this process, if it is a worker. */
 extern JqSlot *MyJqSlot;
 
+/* Rows that a search has met behind the one it claimed, in order. */
+#define JQ_MAX_AHEAD 64
+
+typedef struct JqAhead
+{
+	int			laneno;
+	int			next;			/* of them, the next one to be tried */
+	int			count;
+	ItemPointerData tids[JQ_MAX_AHEAD];
+	JqKey		pin;			/* first blocked row before them */
+} JqAhead;
+
 /*
  * The lanes a search goes over: those of a role in shared memory, or those of
  * a session that has none (jq.drain).
@@ -193,6 +206,7 @@ typedef struct JqLaneSet
 	JqLane	   *lanes;			/* array that lane numbers point into */
 	int			first_lane;
 	int			nlanes;			/* not shared: how many there are */
+	JqAhead		ahead;
 } JqLaneSet;
 
 #define JQ_KEY_LESS(a, b) \

@@ -177,7 +177,8 @@ jq_slot_begin_job(const JqJob *job)
 }
 
 /*
- * The claimed job is settled: its outcome has committed.
+ * The claimed job is settled: its outcome has committed.  The search that
+ * found it may go on.
  */
 void
 jq_slot_end_job(void)
@@ -185,7 +186,6 @@ jq_slot_end_job(void)
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 	MyJqSlot->job_id = 0;
 	MyJqSlot->job_begun = false;
-	MyJqSlot->scan_lane = -1;
 	LWLockRelease(JqShared->lock);
 }
 
@@ -203,7 +203,6 @@ jq_slot_drop_job(void)
 					  slot->job_key, slot->job_key);
 	slot->job_id = 0;
 	slot->job_begun = false;
-	slot->scan_lane = -1;
 	LWLockRelease(JqShared->lock);
 }
 

@@ -48,8 +48,14 @@
 #include "compat.h"
 #include "jq.h"
 
-/* While busy, the WAL of commits that ran ahead is flushed this often. */
-#define FLUSH_INTERVAL_US	INT64CONST(5000)
+/*
+ * While busy, a worker flushes the WAL of commits that ran ahead at least
+ * this often, and more often where a flush is cheap: as soon as a page of WAL
+ * is full, but for no more than a fifth of its time.  Each commit that finds
+ * a full page unflushed signals the WAL writer, which costs more than that.
+ */
+#define MAX_FLUSH_INTERVAL_US	INT64CONST(5000)
+#define FLUSH_SHARE				5
 
 /* Waits between the tries to write a record, in ms. */
 static const int record_waits[] = {100, 400, 1000, 2500, 6000};
@@ -76,6 +82,7 @@ static Oid	lender = InvalidOid;
 static bool commits_run_ahead = false;
 static bool sync_commit_is_users = false;
 static TimestampTz last_flush = 0;
+static int64 flush_interval = MAX_FLUSH_INTERVAL_US;
 
 static bool leave_wanted(void);
 static bool run_next_job(bool *ran);
@@ -341,14 +348,33 @@ leave_wanted(void)
 }
 
 /*
- * Write out what ran ahead.
+ * Write out the WAL up to this record.
  */
 static void
-flush_commits(void)
+flush_wal(XLogRecPtr upto)
 {
-	if (commits_run_ahead && XactLastCommitEnd != 0)
-		XLogFlush(XactLastCommitEnd);
-	last_flush = GetCurrentStatementStartTimestamp();
+	TimestampTz start = GetCurrentTimestamp();
+
+	XLogFlush(upto);
+	last_flush = GetCurrentTimestamp();
+	flush_interval = Min((last_flush - start) * FLUSH_SHARE,
+						 MAX_FLUSH_INTERVAL_US);
+}
+
+/*
+ * Write out what ran ahead, if it is time; called just before a commit.
+ */
+static void
+flush_if_due(void)
+{
+	int64		elapsed = GetCurrentStatementStartTimestamp() - last_flush;
+
+	if (!commits_run_ahead || XactLastRecEnd == 0)
+		return;
+	if (elapsed > MAX_FLUSH_INTERVAL_US ||
+		(elapsed > flush_interval &&
+		 XactLastRecEnd / XLOG_BLCKSZ > GetFlushRecPtr(NULL) / XLOG_BLCKSZ))
+		flush_wal(XactLastRecEnd);
 }
 
 static void
@@ -359,7 +385,8 @@ sleep_until_called(void)
 	if (wait_event == 0)
 		wait_event = WaitEventExtensionNew("JqWorkerMain");
 
-	flush_commits();
+	if (commits_run_ahead && XactLastCommitEnd != 0)
+		flush_wal(XactLastCommitEnd);
 	pgstat_report_stat(true);
 	pgstat_report_activity(STATE_IDLE, NULL);
 
@@ -399,8 +426,6 @@ run_next_job(bool *ran)
 	attempt_job(job);
 	reset_session();
 
-	if (GetCurrentStatementStartTimestamp() - last_flush > FLUSH_INTERVAL_US)
-		flush_commits();
 	pgstat_report_stat(false);
 	return true;
 }
@@ -500,6 +525,7 @@ attempt_job(JqJob *job)
 		{
 			execute_job(job);
 			PopActiveSnapshot();
+			flush_if_due();
 			CommitTransactionCommand();
 		}
 		PG_CATCH();
