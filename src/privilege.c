@@ -360,10 +360,8 @@ change_sql_privileges(const char *role, bool grant)
 	for (int i = 0; i < lengthof(readable); i++)
 		relations = lappend(relations,
 							makeRangeVar("jq", pstrdup(readable[i]), -1));
-	types = list_make2(makeTypeNameFromNameList(list_make2(makeString("jq"),
-														   makeString("context"))),
-					   makeTypeNameFromNameList(list_make2(makeString("jq"),
-														   makeString("job_spec"))));
+	types = list_make2(list_make2(makeString("jq"), makeString("context")),
+					   list_make2(makeString("jq"), makeString("job_spec")));
 
 	jq_enter_owner(&section);
 	execute_grant(role, grant, ACL_TARGET_OBJECT, OBJECT_SCHEMA, schema, "usage");

@@ -51,11 +51,11 @@
 /*
  * While busy, a worker flushes the WAL of commits that ran ahead at least
  * this often, and more often where a flush is cheap: as soon as a page of WAL
- * is full, but for no more than a fifth of its time.  Each commit that finds
+ * is full, but for no more than a third of its time.  Each commit that finds
  * a full page unflushed signals the WAL writer, which costs more than that.
  */
 #define MAX_FLUSH_INTERVAL_US	INT64CONST(5000)
-#define FLUSH_SHARE				5
+#define FLUSH_SHARE				3
 
 /* Waits between the tries to write a record, in ms. */
 static const int record_waits[] = {100, 400, 1000, 2500, 6000};
@@ -77,7 +77,6 @@ static uint64 calls_epoch = 0;
 
 /* Set if the role cannot log in and this server cannot connect as it. */
 static bool borrowed_session = false;
-static Oid	lender = InvalidOid;
 
 static bool commits_run_ahead = false;
 static bool sync_commit_is_users = false;
@@ -197,10 +196,11 @@ apply_settings(void)
 /*
  * Start a transaction as the role whose jobs we run.
  *
- * Where we could not connect as it, we are a superuser who behaves as the
- * role: the security context must be set after the transaction has started
- * with a clean one, and forbids to change it back; the callback below puts it
- * back once nothing of the role's can run any more.
+ * Where we could not connect as it, our session is a superuser's with the
+ * role as its session user.  All that would let a job change that back is
+ * forbidden by the security context.  It must be set after the transaction
+ * has started with a clean one; the callback below puts it back once nothing
+ * of the role's can run any more, deferred triggers included.
  */
 static void
 start_transaction(void)
@@ -215,11 +215,12 @@ static void
 borrowed_xact_callback(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_COMMIT || event == XACT_EVENT_ABORT)
-		SetUserIdAndSecContext(lender, 0);
+		SetUserIdAndSecContext(MyJqSlot->roleid, 0);
 }
 
 /*
- * Give the session of a superuser the settings that the role would have.
+ * Make the session of a superuser the role's, with the settings that it would
+ * have.
  */
 static void
 borrow_session(void)
@@ -227,9 +228,11 @@ borrow_session(void)
 	Relation	rel;
 	Snapshot	snapshot;
 
-	lender = GetUserId();
 	borrowed_session = true;
 	RegisterXactCallback(borrowed_xact_callback, NULL);
+	SetConfigOption("session_authorization",
+					GetUserNameFromId(MyJqSlot->roleid, false),
+					PGC_SUSET, PGC_S_OVERRIDE);
 
 	rel = table_open(DbRoleSettingRelationId, AccessShareLock);
 	snapshot = RegisterSnapshot(GetCatalogSnapshot(DbRoleSettingRelationId));
@@ -256,11 +259,11 @@ static void
 prepare_session(bool borrow)
 {
 	StartTransactionCommand();
+	force_settings();
 	if (borrow)
 		borrow_session();
 	else if (!can_log_in(MyJqSlot->roleid) && JQ_NEEDS_LOGIN)
 		proc_exit(0);			/* changed meanwhile; the scheduler will see */
-	force_settings();
 	if (jq_catalog_if_any() == NULL)
 		proc_exit(0);
 	PushActiveSnapshot(GetTransactionSnapshot());
