@@ -30,6 +30,7 @@
 
 static JqCatalog catalog;
 static bool catalog_valid = false;
+static uint64 catalog_changes = 0;
 
 /* Grows whenever handlers, grants, functions or roles may have changed. */
 static uint64 configuration_epoch = 1;
@@ -44,12 +45,16 @@ relation_changed(Datum arg, Oid relid)
 	if (relid == InvalidOid ||
 		relid == catalog.jobs || relid == catalog.jobs_due ||
 		relid == catalog.failed_jobs)
+	{
 		catalog_valid = false;
+		catalog_changes++;
+	}
 	if (relid == InvalidOid ||
 		relid == catalog.handlers || relid == catalog.handler_aliases ||
 		relid == catalog.grants)
 	{
 		catalog_valid = false;
+		catalog_changes++;
 		configuration_epoch++;
 	}
 }
@@ -140,6 +145,7 @@ read_extension(void)
 const JqCatalog *
 jq_catalog_if_any(void)
 {
+	uint64		changes = catalog_changes;
 	char	   *version;
 
 	if (catalog_valid)
@@ -177,7 +183,8 @@ jq_catalog_if_any(void)
 	catalog.context_type = type_oid(catalog.schema, "context");
 	catalog.spec_type = type_oid(catalog.schema, "job_spec");
 
-	catalog_valid = true;
+	/* unless something changed while we looked */
+	catalog_valid = changes == catalog_changes;
 	return &catalog;
 }
 

@@ -90,6 +90,7 @@ typedef struct JqWorkerArgs
 {
 	uint32		generation;		/* of the slot, whose number is the argument */
 	bool		borrow;			/* connect as superuser, act as the role */
+	char		database[NAMEDATALEN];
 } JqWorkerArgs;
 
 typedef enum JqCommitWait
@@ -212,6 +213,7 @@ extern void jq_install_hooks(void);
 
 /* "launcher.c", "scheduler.c", "worker.c" */
 extern void jq_register_launcher(void);
+extern bool jq_database_is_served(const char *name);
 extern PGDLLEXPORT void jq_launcher_main(Datum main_arg);
 extern PGDLLEXPORT void jq_scheduler_main(Datum main_arg);
 extern PGDLLEXPORT void jq_worker_main(Datum main_arg);

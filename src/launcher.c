@@ -80,6 +80,27 @@ jq_register_launcher(void)
 	RegisterBackgroundWorker(&worker);
 }
 
+/*
+ * Whether the settings let jq run jobs in the database.
+ */
+bool
+jq_database_is_served(const char *name)
+{
+	List	   *names = jq_split_names(jq_databases);
+	ListCell   *lc;
+
+	if (!jq_enabled)
+		return false;
+	if (names == NIL)
+		return true;
+	foreach(lc, names)
+	{
+		if (strcmp(lfirst(lc), name) == 0)
+			return true;
+	}
+	return false;
+}
+
 static void
 detach(int code, Datum arg)
 {
@@ -98,7 +119,6 @@ list_databases(void)
 {
 	MemoryContext cxt = CurrentMemoryContext;
 	List	   *databases = NIL;
-	List	   *wanted = jq_split_names(jq_databases);
 	Relation	rel;
 	TableScanDesc scan;
 	HeapTuple	tuple;
@@ -112,12 +132,8 @@ list_databases(void)
 		Form_pg_database form = (Form_pg_database) GETSTRUCT(tuple);
 		MemoryContext oldcxt;
 		DatabaseInfo *info;
-		bool		listed = wanted == NIL;
-		ListCell   *lc;
 
-		foreach(lc, wanted)
-			listed |= strcmp(lfirst(lc), NameStr(form->datname)) == 0;
-		if (!listed || !form->datallowconn || form->datistemplate)
+		if (!form->datallowconn || form->datistemplate)
 			continue;
 		oldcxt = MemoryContextSwitchTo(cxt);
 		info = palloc(sizeof(DatabaseInfo));
@@ -294,7 +310,8 @@ start_schedulers(void)
 		/* the next one is started when one of these has come up or gone */
 		if (starting >= MAX_STARTING)
 			break;
-		if (!begin_start(info->oid, now, &wake_at))
+		if (!jq_database_is_served(info->name) ||
+			!begin_start(info->oid, now, &wake_at))
 			continue;
 		if (start_scheduler(info))
 		{

@@ -65,6 +65,7 @@ typedef struct Start
 } Start;
 
 static JqDatabase *MyDatabase = NULL;
+static char database_name[NAMEDATALEN];
 static List *starts = NIL;
 static List *queues = NIL;
 static TimestampTz last_full_look = 0;
@@ -110,9 +111,8 @@ jq_scheduler_main(Datum main_arg)
 	if (!extension_present())
 		proc_exit(0);
 	full_look();
-	ereport(LOG,
-			(errmsg("jq scheduler for database \"%s\" started",
-					MyBgworkerEntry->bgw_name + strlen("jq scheduler for "))));
+	ereport(LOG, (errmsg("jq scheduler for database \"%s\" started",
+						 database_name)));
 
 	for (;;)
 	{
@@ -126,7 +126,7 @@ jq_scheduler_main(Datum main_arg)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
-			if (!jq_enabled)
+			if (!jq_database_is_served(database_name))
 				proc_exit(0);
 		}
 		if (MyDatabase->held_by != 0)
@@ -210,6 +210,7 @@ extension_present(void)
 
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
+	strlcpy(database_name, get_database_name(MyDatabaseId), NAMEDATALEN);
 	PG_TRY();
 	{
 		present = jq_catalog_if_any() != NULL;
@@ -252,12 +253,20 @@ static void
 see_lane(const char *role_name, const char *queue, int32 priority, JqKey first,
 		 void *arg)
 {
+	static char missing[NAMEDATALEN];
 	Oid			roleid = get_role_oid(role_name, true);
 	JqRole	   *role;
 	int			lane = -1;
 
 	if (!OidIsValid(roleid))
-		return;					/* its jobs wait until there is such a role */
+	{
+		if (strcmp(missing, role_name) != 0)
+			ereport(LOG,
+					(errmsg("jobs of role \"%s\" in database \"%s\" wait: the role does not exist",
+							role_name, database_name)));
+		strlcpy(missing, role_name, sizeof(missing));
+		return;
+	}
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 	role = jq_find_role(MyDatabaseId, roleid, true);
@@ -290,7 +299,7 @@ report_held(void)
 				(errmsg_plural("%lld job in database \"%s\" was not dispatched there and is held",
 							   "%lld jobs in database \"%s\" were not dispatched there and are held",
 							   (unsigned long) held, (long long) held,
-							   get_database_name(MyDatabaseId)),
+							   database_name),
 				 errhint("Call jq.adopt() to let them run.")));
 	held_reported = held;
 }
@@ -382,11 +391,11 @@ report_slots(bool found, const char *hint)
 	MyDatabase->no_slot = !found;
 	if (found)
 		ereport(LOG, (errmsg("jq workers for database \"%s\" can be started again",
-							 get_database_name(MyDatabaseId))));
+							 database_name)));
 	else
 		ereport(LOG,
 				(errmsg("could not start a jq worker for database \"%s\": no free slot",
-						get_database_name(MyDatabaseId)),
+						database_name),
 				 errhint("%s", hint)));
 }
 
@@ -413,15 +422,16 @@ start_worker(Oid roleid)
 		report_slots(false, "Raise jq.max_workers.");
 	else
 	{
-		StaticAssertStmt(sizeof(args) <= BGW_EXTRALEN, "arguments fit");
+		StaticAssertStmt(sizeof(args) <= BGW_EXTRALEN,
+						 "arguments do not fit into bgw_extra");
+		strlcpy(args.database, database_name, sizeof(args.database));
 		worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
 		worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
 		worker.bgw_restart_time = BGW_NEVER_RESTART;
 		strlcpy(worker.bgw_library_name, "jq", sizeof(worker.bgw_library_name));
 		strlcpy(worker.bgw_function_name, "jq_worker_main",
 				sizeof(worker.bgw_function_name));
-		snprintf(worker.bgw_name, BGW_MAXLEN, "jq worker for %s",
-				 get_database_name(MyDatabaseId));
+		snprintf(worker.bgw_name, BGW_MAXLEN, "jq worker for %s", database_name);
 		strlcpy(worker.bgw_type, "jq worker", BGW_MAXLEN);
 		worker.bgw_main_arg = Int32GetDatum(slotno);
 		memcpy(worker.bgw_extra, &args, sizeof(args));
@@ -519,19 +529,26 @@ make_room(TimestampTz now)
 	return true;
 }
 
+/*
+ * A role without a worker comes first; else the one that gave up a place for
+ * it, whose jobs are older, would take the place back.
+ */
 static int
 compare_demands(const void *a, const void *b)
 {
 	const Demand *left = a;
 	const Demand *right = b;
 
+	if ((left->workers == 0) != (right->workers == 0))
+		return left->workers == 0 ? -1 : 1;
 	if (left->due != right->due)
 		return left->due < right->due ? -1 : 1;
 	return 0;
 }
 
 /*
- * Collect the roles that have something due, oldest first; lower *wake_at to
+ * Collect the roles that have something due, first those that have no worker,
+ * else by the age of their oldest due job; lower *wake_at to
  * the time at which this may change.  The caller holds the lock.
  */
 static int
@@ -630,6 +647,14 @@ share_workers(void)
 	}
 	if (slots_retry_at > now)
 		wake_at = Min(wake_at, slots_retry_at);
+	if (workers > jq_workers)
+	{
+		/* the setting was lowered */
+		LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+		(void) make_room(now);
+		LWLockRelease(JqShared->lock);
+		wake_at = Min(wake_at, now + MIN_TENURE_US);
+	}
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 	MyDatabase->wants_calls = workers < jq_workers && slots_retry_at <= now;

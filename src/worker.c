@@ -83,8 +83,7 @@ static bool sync_commit_is_users = false;
 static TimestampTz last_flush = 0;
 static int64 flush_interval = MAX_FLUSH_INTERVAL_US;
 
-static bool leave_wanted(void);
-static bool run_next_job(bool *ran);
+static bool run_next_job(void);
 static void attempt_job(JqJob *job);
 static void record_failure(JqJob *job, const JqFailure *failure);
 static void reset_session(void);
@@ -313,17 +312,17 @@ jq_worker_main(Datum main_arg)
 
 	for (;;)
 	{
-		bool		ran = false;
-
 		CHECK_FOR_INTERRUPTS();
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
 			apply_settings();
+			if (!jq_database_is_served(args.database))
+				break;
 		}
-		if (leave_wanted() || !jq_enabled)
-			break;
+		if (MyJqSlot->leave)
+			break;				/* a late look at "leave" does no harm */
 
 		if (jq_slot_try_idle(&lanes, queues))
 		{
@@ -331,23 +330,12 @@ jq_worker_main(Datum main_arg)
 			awake = false;
 			continue;
 		}
-		run_next_job(&ran);
-		if (ran && !awake)
+		if (run_next_job() && !awake)
 			jq_slot_wake_next();
 		awake = true;
 	}
 
 	proc_exit(0);
-}
-
-/*
- * Whether the scheduler wants our place.
- */
-static bool
-leave_wanted(void)
-{
-	/* a bool that is set once; a late look does no harm */
-	return MyJqSlot->leave;
 }
 
 /*
@@ -403,10 +391,10 @@ sleep_until_called(void)
  * --------------------------------------------------------------------- */
 
 /*
- * Claim the next job and run it; *ran tells whether there was one.
+ * Claim the next job and run it.  Returns false if there was none.
  */
 static bool
-run_next_job(bool *ran)
+run_next_job(void)
 {
 	JqJob	   *job;
 
@@ -425,7 +413,6 @@ run_next_job(bool *ran)
 		MemoryContextSwitchTo(job_cxt);
 		return false;
 	}
-	*ran = true;
 	attempt_job(job);
 	reset_session();
 
@@ -477,23 +464,29 @@ report_vanished(const JqJob *job)
 }
 
 /*
- * Run the handler of the claimed job and remove the job's row.
+ * Run the handler of the claimed job and remove the job's row.  Returns the
+ * failure of a job that cannot be run at all; any other is an error.
  */
-static void
+static JqFailure *
 execute_job(JqJob *job)
 {
-	const JqHandler *found = jq_find_handler(job->name);
+	JqFailure  *failure = jq_failure_before_start(job);
+	const JqHandler *found;
 	JqHandler  *handler;
 	JqCallResult result;
 
+	if (failure)
+		return failure;
+	found = jq_find_handler(job->name);
+	if (found == NULL)
+		return jq_unregistered_failure(job);
 	handler = jq_copy_handler(found);
 	jq_check_handler_rights(handler, GetUserId());
 	jq_slot_begin_job(job);
 
 	QueryCancelPending = false;
 	RESUME_CANCEL_INTERRUPTS();
-	jq_call_handler(handler, job, cached_call(handler->function),
-					true, &result);
+	jq_call_handler(handler, job, cached_call(handler->function), true, &result);
 	PortalHashTableDeleteAll();
 	HOLD_CANCEL_INTERRUPTS();
 
@@ -502,6 +495,7 @@ execute_job(JqJob *job)
 		report_vanished(job);
 	if (result.synchronous_commit != synchronous_commit)
 		jq_set_local_synchronous_commit(result.synchronous_commit);
+	return NULL;
 }
 
 /*
@@ -511,40 +505,38 @@ static void
 attempt_job(JqJob *job)
 {
 	ErrorContextCallback errcallback;
-	JqFailure  *volatile failure;
+	JqFailure  *volatile failure = NULL;
 
 	errcallback.callback = job_error_context;
 	errcallback.arg = job;
 	errcallback.previous = error_context_stack;
 	error_context_stack = &errcallback;
 
-	pgstat_report_activity(STATE_RUNNING, job->name);
-	failure = jq_failure_before_start(job);
-	if (failure == NULL && jq_find_handler(job->name) == NULL)
-		failure = jq_unregistered_failure(job);
-	if (failure == NULL)
+	pgstat_report_activity(STATE_RUNNING,
+						   psprintf("jq: %s, job " INT64_FORMAT, job->name, job->id));
+	PG_TRY();
 	{
-		PG_TRY();
+		failure = execute_job(job);
+		if (failure)
+			AbortCurrentTransaction();
+		else
 		{
-			execute_job(job);
 			PopActiveSnapshot();
 			flush_if_due();
 			CommitTransactionCommand();
 		}
-		PG_CATCH();
-		{
-			/* the error has let go of all interrupts that were held */
-			HOLD_INTERRUPTS();
-			HOLD_CANCEL_INTERRUPTS();
-			failure = jq_capture_failure(job_cxt);
-			AbortOutOfAnyTransaction();
-			calls = NULL;		/* a call that was cut off is good no more */
-			RESUME_INTERRUPTS();
-		}
-		PG_END_TRY();
 	}
-	else
-		AbortCurrentTransaction();
+	PG_CATCH();
+	{
+		/* the error has let go of all interrupts that were held */
+		HOLD_INTERRUPTS();
+		HOLD_CANCEL_INTERRUPTS();
+		failure = jq_capture_failure(job_cxt);
+		AbortOutOfAnyTransaction();
+		calls = NULL;			/* a call that was cut off is good no more */
+		RESUME_INTERRUPTS();
+	}
+	PG_END_TRY();
 	MemoryContextSwitchTo(job_cxt);
 
 	if (failure)
