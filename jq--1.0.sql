@@ -546,26 +546,30 @@ COMMENT ON COLUMN jq.running.pid IS 'worker that runs it; NULL: held under a lea
 COMMENT ON COLUMN jq.running.attempt IS 'number of this attempt';
 COMMENT ON COLUMN jq.running.started_at IS 'start of the attempt';
 
+-- One pass over the jobs: what workers hold is few and comes as an array, and
+-- rows leased by others say so themselves.
 CREATE VIEW jq.queue_stats AS
-	WITH here AS (
-		SELECT d.oid AS origin, clock_timestamp() AS now
+	WITH here AS MATERIALIZED (
+		SELECT d.oid AS origin, clock_timestamp() AS now,
+			ARRAY(SELECT s.job_id FROM jq.worker_slots() AS s WHERE s.job_id IS NOT NULL) AS held_ids
 		FROM pg_catalog.pg_database AS d
 		WHERE d.datname = current_database()
-	), waiting AS (
-		SELECT j.queue,
-			count(*) FILTER (WHERE j.origin = h.origin AND r.id IS NULL AND j.available_at <= h.now) AS ready,
-			count(*) FILTER (WHERE j.origin = h.origin AND r.id IS NULL AND j.available_at > h.now) AS later,
-			count(*) FILTER (WHERE j.origin <> h.origin) AS held,
-			min(j.available_at) FILTER (WHERE j.origin = h.origin AND r.id IS NULL AND j.available_at <= h.now) AS oldest
+	), jobs AS (
+		SELECT j.queue, j.available_at, j.origin = h.origin AS ours,
+			j.id = ANY (h.held_ids) OR coalesce(j.lease_until > h.now, false) AS running,
+			j.available_at <= h.now AS due
 		FROM jq.jobs AS j
 		CROSS JOIN here AS h
-		LEFT JOIN jq.running AS r ON r.id = j.id
 		WHERE jq.may_see(j.role)
+	), waiting AS (
+		SELECT j.queue,
+			count(*) FILTER (WHERE j.ours AND NOT j.running AND j.due) AS ready,
+			count(*) FILTER (WHERE j.ours AND NOT j.running AND NOT j.due) AS later,
+			count(*) FILTER (WHERE j.ours AND j.running) AS running,
+			count(*) FILTER (WHERE NOT j.ours) AS held,
+			min(j.available_at) FILTER (WHERE j.ours AND NOT j.running AND j.due) AS oldest
+		FROM jobs AS j
 		GROUP BY j.queue
-	), running AS (
-		SELECT r.queue, count(*) AS running
-		FROM jq.running AS r
-		GROUP BY r.queue
 	), failed AS (
 		SELECT f.queue, count(*) AS failed
 		FROM jq.failed_jobs AS f
@@ -575,12 +579,11 @@ CREATE VIEW jq.queue_stats AS
 	SELECT queue,
 		coalesce(w.ready, 0) AS ready,
 		coalesce(w.later, 0) AS later,
-		coalesce(r.running, 0) AS running,
+		coalesce(w.running, 0) AS running,
 		coalesce(w.held, 0) AS held,
 		coalesce(f.failed, 0) AS failed,
 		h.now - w.oldest AS oldest_wait
 	FROM waiting AS w
-	FULL JOIN running AS r USING (queue)
 	FULL JOIN failed AS f USING (queue)
 	CROSS JOIN here AS h;
 
