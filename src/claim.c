@@ -651,21 +651,21 @@ read_job(TupleTableSlot *row, JqJob *job)
  * are those that any snapshot sees as live, held or not.
  */
 static const char *const lanes_query =
-	"WITH RECURSIVE lanes AS ("
-	" (SELECT j.role, j.queue, j.priority FROM jq.jobs AS j WHERE j.origin = $1"
-	"  AND ($2 IS NULL OR j.role = $2)"
-	"  ORDER BY j.role, j.queue, j.priority LIMIT 1)"
-	" UNION ALL"
-	" SELECT n.role, n.queue, n.priority FROM lanes AS l CROSS JOIN LATERAL"
-	" (SELECT j.role, j.queue, j.priority FROM jq.jobs AS j WHERE j.origin = $1"
-	"  AND ($2 IS NULL OR j.role = $2)"
-	"  AND (j.role, j.queue, j.priority) > (l.role, l.queue, l.priority)"
-	"  ORDER BY j.role, j.queue, j.priority LIMIT 1) AS n)"
-	" SELECT l.role, l.queue, l.priority, f.available_at, f.id"
-	" FROM lanes AS l CROSS JOIN LATERAL"
-	" (SELECT j.available_at, j.id FROM jq.jobs AS j WHERE j.origin = $1"
-	"  AND j.role = l.role AND j.queue = l.queue AND j.priority = l.priority"
-	"  ORDER BY j.available_at, j.id LIMIT 1) AS f";
+"WITH RECURSIVE lanes AS ("
+" (SELECT j.role, j.queue, j.priority FROM jq.jobs AS j WHERE j.origin = $1"
+"  AND ($2 IS NULL OR j.role = $2)"
+"  ORDER BY j.role, j.queue, j.priority LIMIT 1)"
+" UNION ALL"
+" SELECT n.role, n.queue, n.priority FROM lanes AS l CROSS JOIN LATERAL"
+" (SELECT j.role, j.queue, j.priority FROM jq.jobs AS j WHERE j.origin = $1"
+"  AND ($2 IS NULL OR j.role = $2)"
+"  AND (j.role, j.queue, j.priority) > (l.role, l.queue, l.priority)"
+"  ORDER BY j.role, j.queue, j.priority LIMIT 1) AS n)"
+" SELECT l.role, l.queue, l.priority, f.available_at, f.id"
+" FROM lanes AS l CROSS JOIN LATERAL"
+" (SELECT j.available_at, j.id FROM jq.jobs AS j WHERE j.origin = $1"
+"  AND j.role = l.role AND j.queue = l.queue AND j.priority = l.priority"
+"  ORDER BY j.available_at, j.id LIMIT 1) AS f";
 
 /*
  * Call the function for each lane that has rows, of one role (NULL: of all).

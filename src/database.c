@@ -297,9 +297,9 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 {
 	Node	   *parsetree = pstmt->utilityStmt;
 	bool		of_databases = IsA(parsetree, CreatedbStmt) ||
-		IsA(parsetree, DropdbStmt) || IsA(parsetree, AlterDatabaseStmt);
+	IsA(parsetree, DropdbStmt) || IsA(parsetree, AlterDatabaseStmt);
 	bool		commits_prepared = IsA(parsetree, TransactionStmt) &&
-		((TransactionStmt *) parsetree)->kind == TRANS_STMT_COMMIT_PREPARED;
+	((TransactionStmt *) parsetree)->kind == TRANS_STMT_COMMIT_PREPARED;
 
 	/* the command may want to alter what we have open */
 	jq_close_insertion();

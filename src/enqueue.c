@@ -268,6 +268,7 @@ jq_dispatch_specs(PG_FUNCTION_ARGS)
 	job_cxt = AllocSetContextCreate(CurrentMemoryContext, "jq job",
 									ALLOCSET_DEFAULT_SIZES);
 	iterator = array_create_iterator(jobs, 0, NULL);
+
 	while (array_iterate(iterator, &spec, &isnull))
 	{
 		Datum		values[SPEC_NATTS];

@@ -119,7 +119,7 @@ void
 jq_define_settings(void)
 {
 	GucContext	startup_context = process_shared_preload_libraries_in_progress ?
-		PGC_POSTMASTER : PGC_SIGHUP;
+	PGC_POSTMASTER : PGC_SIGHUP;
 
 	DefineCustomBoolVariable("jq.enabled",
 							 "Lets jq's processes run jobs.",
@@ -211,7 +211,7 @@ jq_define_settings(void)
  * in the current memory context.  Names are taken as they are: no quotes, no
  * folding.  An empty setting gives no names.
  */
-List *
+List	   *
 jq_split_names(const char *value)
 {
 	List	   *names = NIL;

@@ -211,7 +211,7 @@ jq_find_handler(const char *name)
 
 		ScanKeyInit(&key, HANDLERS_NAME, BTEqualStrategyNumber, F_TEXTEQ,
 					CStringGetTextDatum(wanted));
-			scan = systable_beginscan(rel, catalog->handlers_pkey, true, NULL,
+		scan = systable_beginscan(rel, catalog->handlers_pkey, true, NULL,
 								  1, &key);
 		tuple = systable_getnext(scan);
 		if (HeapTupleIsValid(tuple))
@@ -239,7 +239,7 @@ jq_find_handler(const char *name)
  * A copy of a handler in the current memory context, for a caller that keeps
  * it while others look up theirs.
  */
-JqHandler *
+JqHandler  *
 jq_copy_handler(const JqHandler *handler)
 {
 	JqHandler  *copy = palloc(sizeof(JqHandler));

@@ -472,7 +472,7 @@ sweep_starts(void)
 		JqSlot	   *slot = &JqSlots[start->slotno];
 		pid_t		pid;
 		bool		pending = slot->state == JQ_SLOT_STARTING &&
-			slot->generation == start->generation;
+		slot->generation == start->generation;
 
 		if (pending && GetBackgroundWorkerPid(start->handle, &pid) != BGWH_STOPPED)
 			continue;
@@ -559,7 +559,7 @@ collect_demands(Demand *demands, TimestampTz now, TimestampTz *wake_at)
 	for (int i = 0; i < JQ_MAX_ROLES; i++)
 	{
 		JqRole	   *role = &JqShared->roles[i];
-		JqLaneSet	set = {.shared = true, .role = role, .lanes = JqLanes};
+		JqLaneSet	set = {.shared = true,.role = role,.lanes = JqLanes};
 		Demand	   *demand = &demands[count];
 
 		if (!role->in_use || role->dboid != MyDatabaseId)

@@ -153,7 +153,7 @@ static void
 apply_settings(void)
 {
 	bool		standbys_defined = SyncRepStandbyNames != NULL &&
-		SyncRepStandbyNames[0] != '\0';
+	SyncRepStandbyNames[0] != '\0';
 	bool		run_ahead;
 
 	switch (jq_commit_wait)
