@@ -257,7 +257,7 @@ storable_text(const char *text)
  * the server's log, and end the error's processing.  The caller still has to
  * abort the (sub)transaction.
  */
-JqFailure  *
+JqFailure *
 jq_capture_failure(MemoryContext cxt)
 {
 	MemoryContext oldcxt = MemoryContextSwitchTo(cxt);
@@ -292,7 +292,7 @@ make_failure(int sqlerrcode, bool permanent, char *message)
  * ended with its worker and is not counted yet, or it has none left, its last
  * one having ended with its lease.  Else NULL.
  */
-JqFailure  *
+JqFailure *
 jq_failure_before_start(const JqJob *job)
 {
 	pid_t		pid;
@@ -310,7 +310,7 @@ jq_failure_before_start(const JqJob *job)
 /*
  * The failure of a job whose handler nobody has registered.
  */
-JqFailure  *
+JqFailure *
 jq_unregistered_failure(const JqJob *job)
 {
 	return make_failure(ERRCODE_UNDEFINED_OBJECT, true,

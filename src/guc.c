@@ -211,7 +211,7 @@ jq_define_settings(void)
  * in the current memory context.  Names are taken as they are: no quotes, no
  * folding.  An empty setting gives no names.
  */
-List	   *
+List *
 jq_split_names(const char *value)
 {
 	List	   *names = NIL;

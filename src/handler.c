@@ -239,7 +239,7 @@ jq_find_handler(const char *name)
  * A copy of a handler in the current memory context, for a caller that keeps
  * it while others look up theirs.
  */
-JqHandler  *
+JqHandler *
 jq_copy_handler(const JqHandler *handler)
 {
 	JqHandler  *copy = palloc(sizeof(JqHandler));

@@ -559,7 +559,7 @@ collect_demands(Demand *demands, TimestampTz now, TimestampTz *wake_at)
 	for (int i = 0; i < JQ_MAX_ROLES; i++)
 	{
 		JqRole	   *role = &JqShared->roles[i];
-		JqLaneSet	set = {.shared = true,.role = role,.lanes = JqLanes};
+		JqLaneSet	set = {.shared = true, .role = role, .lanes = JqLanes};
 		Demand	   *demand = &demands[count];
 
 		if (!role->in_use || role->dboid != MyDatabaseId)

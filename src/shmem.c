@@ -122,7 +122,7 @@ jq_find_database(Oid dboid, bool create)
 /*
  * The entry of a role in a database; as jq_find_database().
  */
-JqRole	   *
+JqRole *
 jq_find_role(Oid dboid, Oid roleid, bool create)
 {
 	JqRole	   *free_entry = NULL;
