@@ -346,7 +346,17 @@ drain_one(Drain *drain, JqJob *job)
 		failure = run_in_subtransaction(handler, job);
 	}
 
-	if (failure == NULL)
+	if (failure)
+	{
+		/* not as an error: the client's command goes on */
+		ereport(WARNING,
+				(errcode(failure->sqlerrcode),
+				 errmsg("job " INT64_FORMAT ", handler \"%s\", attempt %d of %d failed: %s",
+						job->id, job->name, job->attempts + 1,
+						job->max_attempts, failure->message)));
+		jq_record_failure(job, drain->lanes.roleid, handler, failure);
+	}
+	else
 	{
 		if (!jq_record_done(job))
 			ereport(ERROR,
@@ -355,8 +365,6 @@ drain_one(Drain *drain, JqJob *job)
 							job->id),
 					 errdetail("Its lease ended, or it was removed, while it ran; what it did is rolled back.")));
 	}
-	else
-		jq_record_failure(job, drain->lanes.roleid, handler, failure);
 	PopActiveSnapshot();
 	SPI_commit();
 	if (failure)

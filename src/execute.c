@@ -253,9 +253,8 @@ storable_text(const char *text)
 }
 
 /*
- * Make the current error a failure in the given memory context, write it to
- * the server's log, and end the error's processing.  The caller still has to
- * abort the (sub)transaction.
+ * Make the current error a failure in the given memory context, and end the
+ * error's processing.  The caller still has to abort the (sub)transaction.
  */
 JqFailure *
 jq_capture_failure(MemoryContext cxt)
@@ -264,9 +263,7 @@ jq_capture_failure(MemoryContext cxt)
 	ErrorData  *edata = CopyErrorData();
 	JqFailure  *failure = palloc0(sizeof(JqFailure));
 
-	EmitErrorReport();
 	FlushErrorState();
-
 	failure->sqlerrcode = edata->sqlerrcode;
 	failure->message = storable_text(edata->message ? edata->message : "missing error text");
 	failure->detail = storable_text(edata->detail);

@@ -531,6 +531,7 @@ attempt_job(JqJob *job)
 		/* the error has let go of all interrupts that were held */
 		HOLD_INTERRUPTS();
 		HOLD_CANCEL_INTERRUPTS();
+		EmitErrorReport();
 		failure = jq_capture_failure(job_cxt);
 		AbortOutOfAnyTransaction();
 		calls = NULL;			/* a call that was cut off is good no more */
