@@ -5,6 +5,22 @@
 
 SET LOCAL search_path = pg_catalog, pg_temp;
 
+-- Whoever owns the schema could put functions there that users of jq would
+-- call.  CREATE EXTENSION makes it; a restore has made it already.
+DO $$
+BEGIN
+	IF NOT EXISTS (SELECT
+				   FROM pg_namespace AS n
+				   JOIN pg_roles AS r ON r.oid = n.nspowner
+				   WHERE n.nspname = 'jq' AND (r.rolsuper OR r.rolname = current_user)) THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'object_not_in_prerequisite_state',
+			MESSAGE = 'schema "jq" belongs to a role that is no superuser',
+			HINT = 'Drop the schema, or rename it.';
+	END IF;
+END
+$$;
+
 COMMENT ON SCHEMA jq IS 'jq, the job queue: dispatch(), register(), and the views that show what runs';
 
 /* ---------------------------------------------------------------------

@@ -25,6 +25,8 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/index.h"
+#include "catalog/objectaddress.h"
+#include "catalog/pg_rewrite.h"
 #include "commands/sequence.h"
 #include "commands/trigger.h"
 #include "common/pg_prng.h"
@@ -63,13 +65,13 @@ PG_FUNCTION_INFO_V1(jq_job_written);
  * --------------------------------------------------------------------- */
 
 static void
-refuse(const char *kind, const char *name)
+refuse(const char *object)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("%s \"%s\" on table jq.jobs is not supported", kind, name),
-			 errdetail("It would run with the rights of the extension's owner, or be passed over."),
-			 errhint("Drop it; what is to happen with a job belongs into its handler.")));
+			 errmsg("%s is not supported", object),
+			 errdetail("jq writes the table directly, past the executor, and with its owner's rights."),
+			 errhint("Drop it.")));
 }
 
 /*
@@ -85,10 +87,16 @@ check_table(Relation rel)
 		Trigger    *trigger = &trigdesc->triggers[i];
 
 		if (!trigger->tgisinternal && strcmp(trigger->tgname, "job_written") != 0)
-			refuse("trigger", trigger->tgname);
+			refuse(psprintf("trigger \"%s\" on table jq.jobs", trigger->tgname));
 	}
 	if (rel->rd_rules && rel->rd_rules->numLocks > 0)
-		refuse("rule", RelationGetRelationName(rel));
+	{
+		ObjectAddress rule;
+
+		ObjectAddressSet(rule, RewriteRelationId,
+						 rel->rd_rules->rules[0]->ruleId);
+		refuse(getObjectDescription(&rule, false));
+	}
 	if (rel->rd_rsdesc)
 	{
 		ListCell   *lc;
@@ -98,14 +106,17 @@ check_table(Relation rel)
 			RowSecurityPolicy *policy = lfirst(lc);
 
 			if (strcmp(policy->policy_name, "own_jobs") != 0)
-				refuse("policy", policy->policy_name);
+				refuse(psprintf("policy \"%s\" on table jq.jobs", policy->policy_name));
 		}
 	}
-	if (RelationGetNumberOfAttributes(rel) != JOBS_NATTS)
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("table jq.jobs has columns that are not jq's"),
-				 errhint("Drop the columns; what belongs to a job goes into its payload.")));
+	for (int i = JOBS_NATTS; i < RelationGetNumberOfAttributes(rel); i++)
+	{
+		Form_pg_attribute column = TupleDescAttr(RelationGetDescr(rel), i);
+
+		if (!column->attisdropped)
+			refuse(psprintf("column \"%s\" of table jq.jobs",
+							NameStr(column->attname)));
+	}
 }
 
 static void
@@ -127,7 +138,8 @@ open_indexes(Relation rel)
 		insertion.infos[insertion.nindexes - 1] = info;
 		if (info->ii_Expressions != NIL || info->ii_Predicate != NIL ||
 			info->ii_ExclusionOps != NULL || !index->rd_index->indimmediate)
-			refuse("index", RelationGetRelationName(index));
+			refuse(psprintf("index \"%s\" on table jq.jobs",
+							RelationGetRelationName(index)));
 	}
 	list_free(oids);
 }
@@ -250,6 +262,8 @@ jq_insert_job(const JqJob *job, Oid roleid)
 	oldcxt = MemoryContextSwitchTo(insertion.row_cxt);
 
 	ExecClearTuple(slot);
+	memset(slot->tts_isnull, true,
+		   slot->tts_tupleDescriptor->natts * sizeof(bool));	/* dropped columns */
 	memset(slot->tts_isnull, false, JOBS_NATTS * sizeof(bool));
 	slot->tts_values[JOBS_ID - 1] = Int64GetDatum(job->id);
 	slot->tts_values[JOBS_STAMP - 1] = Int64GetDatum(job->stamp);
