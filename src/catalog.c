@@ -66,6 +66,16 @@ syscache_changed(Datum arg, int cacheid, uint32 hashvalue)
 }
 
 /*
+ * A number that changes whenever the table of jobs may have been rewritten or
+ * altered.
+ */
+uint64
+jq_catalog_epoch(void)
+{
+	return catalog_changes;
+}
+
+/*
  * A number that changes whenever something that was looked up in handlers,
  * aliases, grants, or about functions and roles must be looked up again.
  */

@@ -86,7 +86,7 @@ static const JqKey NO_KEY = {DT_NOEND, PG_INT64_MAX};
 
 static bool pick_lane(Probe *probe, List *queues);
 static ProbeResult search_lane(Probe *probe, const char *role, JqJob *job);
-static ProbeResult search_ahead(Probe *probe, JqJob *job);
+static ProbeResult search_ahead(Probe *probe, const char *role, JqJob *job);
 static ProbeResult search_range(Probe *probe, IndexScanDesc scan, int range,
 								JqJob *job);
 static ProbeResult try_row(Probe *probe, int range, JqJob *job);
@@ -258,7 +258,7 @@ jq_claim_next(JqLaneSet *set, List *queues, JqJob *job)
 	{
 		PushActiveSnapshot(GetTransactionSnapshot());
 		if (probe.goes_on)
-			result = search_ahead(&probe, job);
+			result = search_ahead(&probe, role, job);
 		else
 			result = search_lane(&probe, role, job);
 		if (result != PROBE_CLAIMED)
@@ -268,10 +268,36 @@ jq_claim_next(JqLaneSet *set, List *queues, JqJob *job)
 }
 
 /*
+ * Whether the row is of the lane that is searched.  The place of one that was
+ * met earlier may have been given to another since.
+ */
+static bool
+is_of_lane(const Probe *probe, const char *role)
+{
+	const JqLane *lane = &probe->set->lanes[probe->laneno];
+	TupleTableSlot *row = probe->row;
+	text	   *role_value;
+	text	   *queue_value;
+
+	slot_getsomeattrs(row, JOBS_QUEUE);
+	role_value = DatumGetTextPP(row->tts_values[JOBS_ROLE - 1]);
+	queue_value = DatumGetTextPP(row->tts_values[JOBS_QUEUE - 1]);
+	return DatumGetObjectId(row->tts_values[JOBS_ORIGIN - 1]) == MyDatabaseId &&
+		DatumGetInt32(row->tts_values[JOBS_PRIORITY - 1]) == lane->priority &&
+		VARSIZE_ANY_EXHDR(role_value) == strlen(role) &&
+		memcmp(VARDATA_ANY(role_value), role, strlen(role)) == 0 &&
+		VARSIZE_ANY_EXHDR(queue_value) == strlen(lane->queue) &&
+		memcmp(VARDATA_ANY(queue_value), lane->queue, strlen(lane->queue)) == 0;
+}
+
+/*
  * Go on with the last search in the lane, over the rows that it met.
+ *
+ * A row that has come to the place of one of them since then is of another
+ * lane, or its commit has lowered this one, so that it is not below pend.
  */
 static ProbeResult
-search_ahead(Probe *probe, JqJob *job)
+search_ahead(Probe *probe, const char *role, JqJob *job)
 {
 	JqAhead    *ahead = &probe->set->ahead;
 	ProbeResult result = PROBE_EMPTY;
@@ -285,13 +311,18 @@ search_ahead(Probe *probe, JqJob *job)
 	probe->row = table_slot_create(probe->rel, NULL);
 	fetch = table_index_fetch_begin(probe->rel);
 
+	/* now that we have the lock: if the table was rewritten, all has moved */
+	if (ahead->epoch != jq_catalog_epoch())
+		ahead->count = 0;
+
 	while (result == PROBE_EMPTY && ahead->next < ahead->count)
 	{
 		ItemPointerData tid = ahead->tids[ahead->next++];
 		bool		call_again = false;
 
 		if (table_index_fetch_tuple(fetch, &tid, GetActiveSnapshot(),
-									probe->row, &call_again, NULL))
+									probe->row, &call_again, NULL) &&
+			is_of_lane(probe, role))
 			result = try_row(probe, 0, job);
 	}
 	ahead->pin = probe->pins[0];
@@ -317,6 +348,7 @@ look_ahead(Probe *probe, IndexScanDesc scan, int range)
 	if (range < probe->nranges - 1)
 		return;
 	ahead->laneno = probe->laneno;
+	ahead->epoch = jq_catalog_epoch();
 	ahead->pin = probe->pins[range];
 	while (ahead->count < JQ_MAX_AHEAD &&
 		   (tid = index_getnext_tid(scan, ForwardScanDirection)) != NULL)
@@ -638,7 +670,8 @@ read_job(TupleTableSlot *row, JqJob *job)
 	job->queue = TextDatumGetCString(values[JOBS_QUEUE - 1]);
 	job->name = TextDatumGetCString(values[JOBS_NAME - 1]);
 	job->payload = PointerGetDatum(PG_DETOAST_DATUM_COPY(values[JOBS_PAYLOAD - 1]));
-	job->token = 0;
+	job->token = row->tts_isnull[JOBS_TOKEN - 1] ? 0 :
+		DatumGetInt64(values[JOBS_TOKEN - 1]);	/* of a lease that ended */
 }
 
 /* ---------------------------------------------------------------------

@@ -535,7 +535,7 @@ Datum
 jq_announce(PG_FUNCTION_ARGS)
 {
 	if (JqShared == NULL && !IsBinaryUpgrade)
-		ereport(NOTICE,
+		ereport(WARNING,
 				(errmsg("jq is not preloaded, so no worker runs jobs by itself"),
 				 errhint("Add jq to shared_preload_libraries and restart the server, or call jq.drain().")));
 	jq_note_launcher();

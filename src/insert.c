@@ -288,6 +288,9 @@ jq_insert_job(const JqJob *job, Oid roleid)
 	{
 		Relation	index = insertion.indexes[i];
 
+		/* one that is being built concurrently may not want rows yet */
+		if (!insertion.infos[i]->ii_ReadyForInserts)
+			continue;
 		FormIndexDatum(insertion.infos[i], slot, NULL, index_values, index_nulls);
 		index_insert(index, index_values, index_nulls, &slot->tts_tid,
 					 insertion.rel,
@@ -354,7 +357,9 @@ jq_job_written(PG_FUNCTION_ARGS)
 	else
 		origin = DatumGetObjectId(heap_getattr(tuple, JOBS_ORIGIN, desc, &isnull));
 
-	if (origin == MyDatabaseId)
+	if (origin != MyDatabaseId)
+		jq_note_full_look();	/* the scheduler tells of them */
+	else
 	{
 		Datum		role = heap_getattr(tuple, JOBS_ROLE, desc, &isnull);
 		JqKey		key;

@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
@@ -102,15 +103,17 @@ jq_worker_slots(PG_FUNCTION_ARGS)
  * Why nothing runs in this database, or NULL.  The caller holds the lock.
  */
 static const char *
-standstill(const JqDatabase *database)
+standstill(const JqDatabase *database, const char *database_name)
 {
 	if (!jq_enabled)
 		return "jq.enabled is off";
+	if (!jq_database_is_served(database_name))
+		return "jq.databases does not name this database";
 	if (JqShared->launcher_latch == NULL)
 		return "the launcher is not running";
 	if (database == NULL || database->state == JQ_DATABASE_UNKNOWN ||
 		database->state == JQ_DATABASE_ABSENT)
-		return "the launcher has not come to this database, see jq.databases";
+		return "the launcher has not come to this database yet";
 	if (database->held_by != 0)
 		return "jq makes way for a command on this database";
 	if (database->scheduler_latch == NULL)
@@ -148,6 +151,7 @@ jq_process_status(PG_FUNCTION_ARGS)
 	else
 	{
 		JqDatabase *database;
+		char	   *database_name = get_database_name(MyDatabaseId);
 		const char *reason;
 
 		LWLockAcquire(JqShared->lock, LW_SHARED);
@@ -158,7 +162,7 @@ jq_process_status(PG_FUNCTION_ARGS)
 			values[SCHEDULER_PID] = Int32GetDatum(database->scheduler_pid);
 			nulls[SCHEDULER_PID] = false;
 		}
-		reason = standstill(database);
+		reason = standstill(database, database_name);
 		for (int i = 0; i < JQ_MAX_ROLES; i++)
 		{
 			JqRole	   *role = &JqShared->roles[i];
@@ -176,9 +180,13 @@ jq_process_status(PG_FUNCTION_ARGS)
 	{
 		char	   *role = GetUserNameFromId(refused[i].roleid, true);
 
-		if (role && jq_may_see_role(role))
-			appendStringInfo(&note, "%sjobs of role \"%s\" are not run: %s",
-							 note.len > 0 ? "; " : "", role, refused[i].refusal);
+		/* a role that was dropped meanwhile concerns those who see all */
+		if (role ? !jq_may_see_role(role) : !jq_may_administer(GetUserId()))
+			continue;
+		appendStringInfo(&note, "%sjobs of role %s are not run: %s",
+						 note.len > 0 ? "; " : "",
+						 role ? quote_identifier(role) : psprintf("with OID %u", refused[i].roleid),
+						 refused[i].refusal);
 	}
 	nulls[NOTE] = note.len == 0;
 	values[NOTE] = CStringGetTextDatum(note.data);

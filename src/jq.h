@@ -43,7 +43,7 @@ typedef struct JqJob
 	char	   *queue;
 	char	   *name;
 	Datum		payload;		/* jsonb, detoasted */
-	int64		token;			/* of our lease; 0: held by row lock */
+	int64		token;			/* of the lease in the row; 0: none */
 	ItemPointerData tid;		/* version of the row that we hold */
 } JqJob;
 
@@ -124,6 +124,7 @@ extern List *jq_split_names(const char *value);
 /* "catalog.c" */
 extern const JqCatalog *jq_catalog(void);
 extern const JqCatalog *jq_catalog_if_any(void);
+extern uint64 jq_catalog_epoch(void);
 extern uint64 jq_configuration_epoch(void);
 
 /* "name.c" */
@@ -200,6 +201,7 @@ extern bool jq_slot_reserve(Oid dboid, Oid roleid, int *slotno,
 extern void jq_slot_release(int slotno, uint32 generation);
 extern void jq_slot_attach(int slotno, uint32 generation);
 extern void jq_slot_begin_job(const JqJob *job);
+extern void jq_slot_settle_at_commit(bool settles);
 extern void jq_slot_end_job(void);
 extern void jq_slot_drop_job(void);
 extern bool jq_slot_try_idle(const JqLaneSet *set, List *queues);

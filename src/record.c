@@ -239,7 +239,7 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	Datum		values[4];
 	int64		token;
 
-	if (handler)
+	if (handler && handler->timeout_us > 0)
 		lease_us = Max(lease_us, handler->timeout_us + USECS_PER_MINUTE);
 	do
 	{

@@ -38,9 +38,11 @@
 #include "jq.h"
 
 #define FULL_LOOK_INTERVAL_US	(60 * USECS_PER_SEC)
-/* with lanes that found no room, or rows that found no worker slot */
+/* when asked for, or with lanes that found no room */
 #define HURRIED_LOOK_INTERVAL_US	USECS_PER_SEC
+/* after no place was found for a worker */
 #define SLOT_RETRY_US			(5 * USECS_PER_SEC)
+#define SLOT_REPORT_INTERVAL_US	(60 * USECS_PER_SEC)
 /* a busy worker keeps its place at least this long */
 #define MIN_TENURE_US			USECS_PER_SEC
 /* a reserved slot whose worker has not come by then is given up */
@@ -108,7 +110,7 @@ jq_scheduler_main(Datum main_arg)
 	queues = jq_split_names(jq_queues);
 
 	attach();
-	if (!extension_present())
+	if (!extension_present() || !jq_database_is_served(database_name))
 		proc_exit(0);
 	full_look();
 	ereport(LOG, (errmsg("jq scheduler for database \"%s\" started",
@@ -133,16 +135,15 @@ jq_scheduler_main(Datum main_arg)
 			proc_exit(0);
 
 		now = GetCurrentTimestamp();
-		look_interval = MyDatabase->lanes_full ?
+		look_interval = MyDatabase->full_look || MyDatabase->lanes_full ?
 			HURRIED_LOOK_INTERVAL_US : FULL_LOOK_INTERVAL_US;
-		if (MyDatabase->full_look || now >= last_full_look + look_interval)
+		if (now >= last_full_look + look_interval)
 		{
-			if (!MyDatabase->lanes_full || now >= last_full_look + look_interval)
-			{
-				if (!extension_present())
-					proc_exit(0);
-				full_look();
-			}
+			if (!extension_present())
+				proc_exit(0);
+			full_look();
+			look_interval = MyDatabase->lanes_full ?
+				HURRIED_LOOK_INTERVAL_US : FULL_LOOK_INTERVAL_US;
 		}
 
 		wake_at = Min(share_workers(), last_full_look + look_interval);
@@ -273,7 +274,12 @@ see_lane(const char *role_name, const char *queue, int32 priority, JqKey first,
 	if (role)
 		lane = jq_lane_find(role, queue, priority, true);
 	if (lane >= 0)
-		jq_lane_lower(&JqLanes[lane], lane, first, first);
+	{
+		JqKey		last = {DT_NOEND, PG_INT64_MAX};
+
+		/* there may be others behind it that nobody told of */
+		jq_lane_lower(&JqLanes[lane], lane, first, last);
+	}
 	else
 		MyDatabase->lanes_full = true;
 	LWLockRelease(JqShared->lock);
@@ -381,22 +387,33 @@ refuse_role(Oid roleid, const char *reason)
 }
 
 /*
- * Note, and say once, whether workers find a place in the server.
+ * Note whether workers find a place in the server.  That they do not is said
+ * once a minute at most, and so is that they do again.
  */
 static void
 report_slots(bool found, const char *hint)
 {
-	if (found == !MyDatabase->no_slot)
-		return;
+	static TimestampTz reported_at = 0;
+	static bool reported = false;
+	TimestampTz now = GetCurrentTimestamp();
+
 	MyDatabase->no_slot = !found;
+	if (found == !reported || (!found && now < reported_at + SLOT_REPORT_INTERVAL_US))
+		return;
+	if (found && now < reported_at + SLOT_RETRY_US)
+		return;					/* wait and see */
 	if (found)
 		ereport(LOG, (errmsg("jq workers for database \"%s\" can be started again",
 							 database_name)));
 	else
+	{
 		ereport(LOG,
 				(errmsg("could not start a jq worker for database \"%s\": no free slot",
 						database_name),
 				 errhint("%s", hint)));
+		reported_at = now;
+	}
+	reported = !found;
 }
 
 /*
@@ -498,23 +515,25 @@ sweep_starts(void)
 
 /*
  * Ask a worker of another role to give up its place: an idle one, or one that
- * has had its time.  The caller holds the lock.  Returns whether one was
- * found, or has been asked before and is about to go.
+ * has had its time; with "anywhere" also one of another database.  Returns
+ * whether one was found, or has been asked before and is about to go.
  */
 static bool
-make_room(TimestampTz now)
+make_room(TimestampTz now, bool anywhere)
 {
 	JqSlot	   *victim = NULL;
+	bool		leaving = false;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 
 	for (int i = 0; i < JqShared->nslots; i++)
 	{
 		JqSlot	   *slot = &JqSlots[i];
 
-		if (slot->dboid != MyDatabaseId || slot->latch == NULL ||
+		if ((slot->dboid != MyDatabaseId && !anywhere) || slot->latch == NULL ||
 			(slot->state != JQ_SLOT_IDLE && slot->state != JQ_SLOT_BUSY))
 			continue;
-		if (slot->leave)
-			return true;
+		leaving |= slot->leave;
 		if (slot->state == JQ_SLOT_BUSY && slot->started_at + MIN_TENURE_US > now)
 			continue;
 		if (victim == NULL ||
@@ -522,11 +541,13 @@ make_room(TimestampTz now)
 			(slot->state == victim->state && slot->started_at < victim->started_at))
 			victim = slot;
 	}
-	if (victim == NULL)
-		return false;
-	victim->leave = true;
-	SetLatch(victim->latch);
-	return true;
+	if (victim && !leaving)
+	{
+		victim->leave = true;
+		SetLatch(victim->latch);
+	}
+	LWLockRelease(JqShared->lock);
+	return victim != NULL || leaving;
 }
 
 /*
@@ -634,15 +655,15 @@ share_workers(void)
 		{
 			if (start_worker(demand->roleid))
 				workers++;
+			else if (demand->workers == 0 && make_room(now, true))
+				wake_at = Min(wake_at, now + MIN_TENURE_US);
 			else
-				slots_retry_at = now + SLOT_RETRY_US;
+				slots_retry_at = now + (demand->workers == 0 ? MIN_TENURE_US : SLOT_RETRY_US);
 		}
 		else if (demand->workers == 0 && jq_workers > 0)
 		{
-			LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
-			if (!make_room(now))
-				wake_at = Min(wake_at, now + MIN_TENURE_US);
-			LWLockRelease(JqShared->lock);
+			(void) make_room(now, false);
+			wake_at = Min(wake_at, now + MIN_TENURE_US);
 		}
 	}
 	if (slots_retry_at > now)
@@ -650,9 +671,7 @@ share_workers(void)
 	if (workers > jq_workers)
 	{
 		/* the setting was lowered */
-		LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
-		(void) make_room(now);
-		LWLockRelease(JqShared->lock);
+		(void) make_room(now, false);
 		wake_at = Min(wake_at, now + MIN_TENURE_US);
 	}
 

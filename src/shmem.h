@@ -145,6 +145,7 @@ typedef struct JqSlot
 	JqKey		job_key;
 	int32		job_attempt;
 	bool		job_begun;		/* the handler has been entered */
+	bool		job_settles;	/* the outcome is committing */
 	TimestampTz job_started_at;
 	char		job_name[60];
 	char		job_queue[60];
@@ -192,6 +193,7 @@ typedef struct JqAhead
 	int			count;
 	ItemPointerData tids[JQ_MAX_AHEAD];
 	JqKey		pin;			/* first blocked row before them */
+	uint64		epoch;			/* of the catalog, when they were met */
 } JqAhead;
 
 /*

@@ -113,7 +113,6 @@ detach(int code, Datum arg)
 	JqSlot	   *slot = MyJqSlot;
 	JqDatabase *database;
 	JqRole	   *role;
-	Latch	   *scheduler = NULL;
 
 	if (slot == NULL)
 		return;
@@ -145,17 +144,41 @@ detach(int code, Datum arg)
 	slot->scan_lane = -1;
 	slot->latch = NULL;
 	MyJqSlot = NULL;
-	if (database)
-		scheduler = database->scheduler_latch;
-	LWLockRelease(JqShared->lock);
 
-	if (scheduler)
-		SetLatch(scheduler);
+	/* our own database's scheduler, and all that wait for a slot */
+	for (int i = 0; i < JQ_MAX_DATABASES; i++)
+	{
+		JqDatabase *waiting = &JqShared->databases[i];
+
+		if (waiting->in_use && waiting->scheduler_latch &&
+			(waiting == database || waiting->no_slot))
+			SetLatch(waiting->scheduler_latch);
+	}
+	LWLockRelease(JqShared->lock);
 }
 
 /* ---------------------------------------------------------------------
  * What the worker does
  * --------------------------------------------------------------------- */
+
+/*
+ * We have come as far as looking for work.  The scheduler, whose latch is
+ * returned, starts workers one after the other.  The caller holds the lock.
+ */
+static Latch *
+prove(JqSlot *slot)
+{
+	JqDatabase *database = jq_find_database(slot->dboid, false);
+	JqRole	   *role = jq_find_role(slot->dboid, slot->roleid, false);
+
+	slot->proved = true;
+	if (role)
+	{
+		role->refusals = 0;
+		role->refusal[0] = '\0';
+	}
+	return database ? database->scheduler_latch : NULL;
+}
 
 /*
  * The handler of the claimed job is about to be entered.
@@ -164,6 +187,7 @@ void
 jq_slot_begin_job(const JqJob *job)
 {
 	JqSlot	   *slot = MyJqSlot;
+	Latch	   *scheduler = NULL;
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 	slot->job_stamp = job->stamp;
@@ -172,7 +196,24 @@ jq_slot_begin_job(const JqJob *job)
 	strlcpy(slot->job_name, job->name, sizeof(slot->job_name));
 	strlcpy(slot->job_queue, job->queue, sizeof(slot->job_queue));
 	slot->job_begun = true;
-	slot->proved = true;
+	slot->job_settles = false;
+	if (!slot->proved)
+		scheduler = prove(slot);
+	LWLockRelease(JqShared->lock);
+	if (scheduler)
+		SetLatch(scheduler);
+}
+
+/*
+ * The transaction that commits next settles the claimed job.  The commit's
+ * callback lets go of the job before it tells others that it is due again;
+ * otherwise they could pass it as held.
+ */
+void
+jq_slot_settle_at_commit(bool settles)
+{
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyJqSlot->job_settles = settles;
 	LWLockRelease(JqShared->lock);
 }
 
@@ -186,6 +227,7 @@ jq_slot_end_job(void)
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 	MyJqSlot->job_id = 0;
 	MyJqSlot->job_begun = false;
+	MyJqSlot->job_settles = false;
 	LWLockRelease(JqShared->lock);
 }
 
@@ -203,6 +245,7 @@ jq_slot_drop_job(void)
 					  slot->job_key, slot->job_key);
 	slot->job_id = 0;
 	slot->job_begun = false;
+	slot->job_settles = false;
 	LWLockRelease(JqShared->lock);
 }
 
@@ -227,9 +270,10 @@ jq_slot_try_idle(const JqLaneSet *set, List *queues)
 		JqDatabase *database = jq_find_database(MyDatabaseId, false);
 
 		MyJqSlot->state = JQ_SLOT_IDLE;
-		MyJqSlot->proved = true;
 		if (database && due < database->wakes_at)
 			scheduler = database->scheduler_latch;
+		if (!MyJqSlot->proved)
+			scheduler = prove(MyJqSlot);
 	}
 	LWLockRelease(JqShared->lock);
 

@@ -264,7 +264,7 @@ publish(const DueEntry *entry, JqDatabase *database, TimestampTz now)
 
 	if (entry->low.at > now)
 		return entry->low.at < database->wakes_at;
-	if (collect_sleepers(entry->lane.roleid, entry->count) > 0)
+	if (collect_sleepers(entry->lane.roleid, entry->count) == entry->count)
 		return false;
 	return database->wants_calls || !jq_role_has_worker(role);
 }
@@ -281,6 +281,12 @@ wake_at_commit(void)
 
 	nlatches = 0;
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+
+	if (MyJqSlot && MyJqSlot->job_settles)
+	{
+		MyJqSlot->job_id = 0;
+		MyJqSlot->job_begun = false;
+	}
 
 	database = jq_find_database(MyDatabaseId, true);
 	if (database)

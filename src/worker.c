@@ -309,6 +309,8 @@ jq_worker_main(Datum main_arg)
 	HOLD_CANCEL_INTERRUPTS();
 	pgstat_report_appname("jq worker");
 	prepare_session(args.borrow);
+	if (!jq_database_is_served(args.database))
+		proc_exit(0);
 
 	for (;;)
 	{
@@ -567,6 +569,7 @@ try_record_failure(JqJob *job, const JqFailure *failure)
 		if (!jq_record_failure(job, MyJqSlot->roleid, handler, failure))
 			report_vanished(job);
 		PopActiveSnapshot();
+		jq_slot_settle_at_commit(true);
 		CommitTransactionCommand();
 		recorded = true;
 	}
@@ -578,6 +581,7 @@ try_record_failure(JqJob *job, const JqFailure *failure)
 		EmitErrorReport();
 		FlushErrorState();
 		AbortOutOfAnyTransaction();
+		jq_slot_settle_at_commit(false);
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
