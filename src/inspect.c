@@ -178,15 +178,10 @@ jq_process_status(PG_FUNCTION_ARGS)
 
 	for (int i = 0; i < nrefused; i++)
 	{
-		char	   *role = GetUserNameFromId(refused[i].roleid, true);
-
-		/* a role that was dropped meanwhile concerns those who see all */
-		if (role ? !jq_may_see_role(role) : !jq_may_administer(GetUserId()))
-			continue;
-		appendStringInfo(&note, "%sjobs of role %s are not run: %s",
-						 note.len > 0 ? "; " : "",
-						 role ? quote_identifier(role) : psprintf("with OID %u", refused[i].roleid),
-						 refused[i].refusal);
+		if (jq_may_see_role(refused[i].name))
+			appendStringInfo(&note, "%sjobs of role \"%s\" are not run: %s",
+							 note.len > 0 ? "; " : "", refused[i].name,
+							 refused[i].refusal);
 	}
 	nulls[NOTE] = note.len == 0;
 	values[NOTE] = CStringGetTextDatum(note.data);

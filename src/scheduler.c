@@ -272,7 +272,10 @@ see_lane(const char *role_name, const char *queue, int32 priority, JqKey first,
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 	role = jq_find_role(MyDatabaseId, roleid, true);
 	if (role)
+	{
+		strlcpy(role->name, role_name, sizeof(role->name));
 		lane = jq_lane_find(role, queue, priority, true);
+	}
 	if (lane >= 0)
 	{
 		JqKey		last = {DT_NOEND, PG_INT64_MAX};
@@ -364,6 +367,7 @@ check_role(Oid roleid, bool *borrow)
 static void
 refuse_role(Oid roleid, const char *reason)
 {
+	char		name[NAMEDATALEN] = "";
 	JqRole	   *role;
 	bool		news = false;
 
@@ -372,6 +376,7 @@ refuse_role(Oid roleid, const char *reason)
 	if (role)
 	{
 		news = strcmp(role->refusal, reason) != 0;
+		strlcpy(name, role->name, sizeof(name));
 		role->refusals = Min(role->refusals + 1, 6);
 		role->refused_until = GetCurrentTimestamp() +
 			((int64) USECS_PER_SEC << role->refusals);
@@ -381,14 +386,12 @@ refuse_role(Oid roleid, const char *reason)
 
 	if (news)
 		ereport(LOG,
-				(errmsg("jobs of role \"%s\" are not run: %s",
-						GetUserNameFromId(roleid, true) ?
-						GetUserNameFromId(roleid, true) : "?", reason)));
+				(errmsg("jobs of role \"%s\" are not run: %s", name, reason)));
 }
 
 /*
- * Note whether workers find a place in the server.  That they do not is said
- * once a minute at most, and so is that they do again.
+ * Say that workers find no place in the server, once a minute at most, and
+ * that they do again.
  */
 static void
 report_slots(bool found, const char *hint)
@@ -397,11 +400,8 @@ report_slots(bool found, const char *hint)
 	static bool reported = false;
 	TimestampTz now = GetCurrentTimestamp();
 
-	MyDatabase->no_slot = !found;
 	if (found == !reported || (!found && now < reported_at + SLOT_REPORT_INTERVAL_US))
 		return;
-	if (found && now < reported_at + SLOT_RETRY_US)
-		return;					/* wait and see */
 	if (found)
 		ereport(LOG, (errmsg("jq workers for database \"%s\" can be started again",
 							 database_name)));
@@ -632,6 +632,7 @@ share_workers(void)
 	TimestampTz wake_at = DT_NOEND;
 	TimestampTz now = GetCurrentTimestamp();
 	int			workers = 0;
+	bool		no_slot = false;
 	int			count;
 
 	sweep_starts();
@@ -651,11 +652,17 @@ share_workers(void)
 
 		if (demand->idle > 0 || demand->starting > 0)
 			continue;
-		if (workers < jq_workers && now >= slots_retry_at)
+		if (workers < jq_workers && now < slots_retry_at)
+			no_slot = true;
+		else if (workers < jq_workers)
 		{
 			if (start_worker(demand->roleid))
+			{
 				workers++;
-			else if (demand->workers == 0 && make_room(now, true))
+				continue;
+			}
+			no_slot = true;
+			if (demand->workers == 0 && make_room(now, true))
 				wake_at = Min(wake_at, now + MIN_TENURE_US);
 			else
 				slots_retry_at = now + (demand->workers == 0 ? MIN_TENURE_US : SLOT_RETRY_US);
@@ -676,6 +683,7 @@ share_workers(void)
 	}
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase->no_slot = no_slot;
 	MyDatabase->wants_calls = workers < jq_workers && slots_retry_at <= now;
 	MyDatabase->wakes_at = wake_at;
 	LWLockRelease(JqShared->lock);

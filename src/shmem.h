@@ -79,6 +79,7 @@ typedef struct JqRole
 	bool		in_use;
 	Oid			dboid;
 	Oid			roleid;
+	char		name[NAMEDATALEN];	/* for messages, when the role is gone */
 	int			first_lane;		/* -1: none */
 
 	/* why the scheduler does not start a worker, and until when */

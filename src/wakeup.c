@@ -35,6 +35,7 @@ typedef struct DueKey
 typedef struct DueEntry
 {
 	DueKey		lane;
+	char		role[NAMEDATALEN];	/* name of the lane's role */
 	JqKey		low;
 	JqKey		high;
 	int64		count;
@@ -74,8 +75,13 @@ make_entries(void)
 	deepest_level = 0;
 }
 
+/*
+ * Add to the note on a lane; role is the name of its role, or NULL if it is
+ * to be looked up for a new note.
+ */
 static void
-merge_entry(const DueKey *lane, JqKey low, JqKey high, int64 count)
+merge_entry(const DueKey *lane, const char *role, JqKey low, JqKey high,
+			int64 count)
 {
 	DueEntry   *entry = last_entry;
 	bool		found = true;
@@ -84,6 +90,9 @@ merge_entry(const DueKey *lane, JqKey low, JqKey high, int64 count)
 		entry = hash_search(due_entries, lane, HASH_ENTER, &found);
 	if (!found)
 	{
+		if (role == NULL)
+			role = GetUserNameFromId(lane->roleid, true);
+		strlcpy(entry->role, role ? role : "", sizeof(entry->role));
 		entry->low = low;
 		entry->high = high;
 		entry->count = count;
@@ -118,7 +127,7 @@ jq_note_due(Oid roleid, const char *queue, int32 priority, JqKey key)
 	lane.priority = priority;
 	lane.nest_level = GetCurrentTransactionNestLevel();
 	strlcpy(lane.queue, queue, sizeof(lane.queue));
-	merge_entry(&lane, key, key, 1);
+	merge_entry(&lane, NULL, key, key, 1);
 }
 
 /*
@@ -196,7 +205,7 @@ end_subxact(bool commit)
 		DueEntry   *copy = lfirst(lc);
 
 		copy->lane.nest_level = level - 1;
-		merge_entry(&copy->lane, copy->low, copy->high, copy->count);
+		merge_entry(&copy->lane, copy->role, copy->low, copy->high, copy->count);
 	}
 	last_entry = NULL;
 	list_free_deep(moved);
@@ -253,7 +262,10 @@ publish(const DueEntry *entry, JqDatabase *database, TimestampTz now)
 	int			lane = -1;
 
 	if (role)
+	{
+		strlcpy(role->name, entry->role, sizeof(role->name));
 		lane = jq_lane_find(role, entry->lane.queue, entry->lane.priority, true);
+	}
 	if (lane < 0)
 	{
 		database->lanes_full = true;
