@@ -213,15 +213,17 @@ settle('killed worker', qr/^[12]$/);
 # the postmaster is killed
 fill();
 @before = jq_pids($node);
+my ($postmaster) = slurp_file($node->data_dir . '/postmaster.pid') =~ /^(\d+)/;
 $node->kill9;
 ok(wait_for_gone(@before), 'all processes leave when the postmaster is killed');
 open_gate($gate);
 # until the dead postmaster has been reaped, its pid is taken for a living one
-foreach (1 .. 100)
+foreach (1 .. 600)
 {
-	last if $node->start(fail_ok => 1);
+	last unless kill(0, $postmaster);
 	Time::HiRes::usleep(100_000);
 }
+$node->start;
 settle('killed postmaster', qr/^[12]$/);
 
 no_crash($node);
