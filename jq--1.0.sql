@@ -21,6 +21,23 @@ BEGIN
 END
 $$;
 
+-- What a former installation granted on the schema outlived it.
+DO $$
+DECLARE
+	grantee text;
+BEGIN
+	FOR grantee IN
+		SELECT DISTINCT r.rolname
+		FROM pg_namespace AS n
+		CROSS JOIN aclexplode(n.nspacl) AS a
+		JOIN pg_roles AS r ON r.oid = a.grantee
+		WHERE n.nspname = 'jq' AND a.grantee <> n.nspowner
+	LOOP
+		EXECUTE format('REVOKE ALL ON SCHEMA jq FROM %I', grantee);
+	END LOOP;
+END
+$$;
+
 COMMENT ON SCHEMA jq IS 'jq, the job queue: dispatch(), register(), and the views that show what runs';
 
 /* ---------------------------------------------------------------------
@@ -544,14 +561,20 @@ COMMENT ON COLUMN jq.workers.name IS 'handler of that job';
 COMMENT ON COLUMN jq.workers.queue IS 'queue of that job';
 COMMENT ON COLUMN jq.workers.job_started_at IS 'start of the attempt';
 
+-- Materialized, so that a condition of the user's own is not asked about rows
+-- that the user may not see.
 CREATE VIEW jq.running AS
-	SELECT s.job_id AS id, s.name, s.queue, s.role, s.pid, s.attempt, s.job_started_at AS started_at
-	FROM jq.worker_slots() AS s
-	WHERE s.job_id IS NOT NULL AND jq.may_see(s.role)
-	UNION ALL
-	SELECT j.id, j.name, j.queue, j.role, NULL, j.attempts, j.reserved_at
-	FROM jq.jobs AS j
-	WHERE j.lease_until > clock_timestamp() AND jq.may_see(j.role);
+	WITH running AS MATERIALIZED (
+		SELECT s.job_id AS id, s.name, s.queue, s.role, s.pid, s.attempt, s.job_started_at AS started_at
+		FROM jq.worker_slots() AS s
+		WHERE s.job_id IS NOT NULL AND jq.may_see(s.role)
+		UNION ALL
+		SELECT j.id, j.name, j.queue, j.role, NULL, j.attempts, j.reserved_at
+		FROM jq.jobs AS j
+		WHERE j.lease_until > clock_timestamp() AND jq.may_see(j.role)
+	)
+	SELECT r.id, r.name, r.queue, r.role, r.pid, r.attempt, r.started_at
+	FROM running AS r;
 
 COMMENT ON VIEW jq.running IS 'jobs that run now: in workers, and under a lease';
 COMMENT ON COLUMN jq.running.id IS 'the job''s id';

@@ -429,7 +429,7 @@ check_backoff(ArrayType *backoff)
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("backoff must not contain NULL")));
 		us = interval_us(DatumGetIntervalP(elements[i]));
-		if (us < 0 || us > INT64CONST(36525) * USECS_PER_DAY)
+		if (us < 0 || us > INT64CONST(100) * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("backoff must lie between 0 and 100 years")));
