@@ -66,7 +66,7 @@ CREATE FUNCTION a_set(jsonb) RETURNS SETOF jsonb LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION a_table(jsonb) RETURNS TABLE (r jsonb) LANGUAGE sql AS 'SELECT $1';
 CREATE FUNCTION no_argument() RETURNS void LANGUAGE sql AS 'SELECT 1';
 CREATE FUNCTION of_text(text) RETURNS void LANGUAGE sql AS 'SELECT 1';
-CREATE FUNCTION of_json(json) RETURNS void LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION of_path(jsonpath) RETURNS void LANGUAGE sql AS 'SELECT 1';
 CREATE FUNCTION of_any(anyelement) RETURNS void LANGUAGE sql AS 'SELECT 1';
 CREATE FUNCTION of_many(VARIADIC jsonb[]) RETURNS void LANGUAGE sql AS 'SELECT 1';
 CREATE FUNCTION of_two(jsonb, jsonb) RETURNS void LANGUAGE sql AS 'SELECT 1';
@@ -83,7 +83,7 @@ SELECT jq.register('a_table(jsonb)');
 SELECT jq.register('no_argument()');
 \echo :SQLSTATE
 SELECT jq.register('of_text(text)');
-SELECT jq.register('of_json(json)');
+SELECT jq.register('of_path(jsonpath)');
 SELECT jq.register('of_any(anyelement)');
 SELECT jq.register('of_many(jsonb[])');
 SELECT jq.register('of_two(jsonb, jsonb)');

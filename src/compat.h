@@ -15,6 +15,7 @@
 #include "access/genam.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "postmaster/bgworker.h"
 #include "storage/latch.h"
@@ -33,6 +34,8 @@ object_aclcheck(Oid classid, Oid objectid, Oid roleid, AclMode mode)
 {
 	if (classid == ProcedureRelationId)
 		return pg_proc_aclcheck(objectid, roleid, mode);
+	if (classid == NamespaceRelationId)
+		return pg_namespace_aclcheck(objectid, roleid, mode);
 	Assert(classid == DatabaseRelationId);
 	return pg_database_aclcheck(objectid, roleid, mode);
 }

@@ -148,12 +148,15 @@ read_handler(JqHandler *handler, HeapTuple tuple, TupleDesc desc)
 
 /*
  * Find the function of a handler by its signature.  It is looked up each time
- * the cache is filled, since it may have been dropped and made again.
+ * the cache is filled, since it may have been dropped and made again.  What is
+ * found is the same for all roles; whether one may use it is for
+ * jq_check_handler_rights() to say.
  */
 static void
 find_function(JqHandler *handler)
 {
 	LOCAL_FCINFO(fcinfo, 1);
+	JqOwnerSection section;
 	Datum		function;
 	HeapTuple	tuple;
 	Form_pg_proc form;
@@ -161,7 +164,9 @@ find_function(JqHandler *handler)
 	InitFunctionCallInfoData(*fcinfo, NULL, 1, InvalidOid, NULL, NULL);
 	fcinfo->args[0].value = CStringGetTextDatum(handler->signature);
 	fcinfo->args[0].isnull = false;
+	jq_enter_owner(&section);
 	function = to_regprocedure(fcinfo);
+	jq_leave_owner(&section);
 	if (fcinfo->isnull)
 		return;
 
@@ -172,6 +177,7 @@ find_function(JqHandler *handler)
 	if (form->prokind == PROKIND_FUNCTION && !form->proretset)
 	{
 		handler->function = form->oid;
+		handler->schema = form->pronamespace;
 		handler->takes_context = (form->pronargs == 2);
 		handler->returns_jsonb = (form->prorettype == JSONBOID);
 		handler->definer = form->prosecdef;
@@ -257,7 +263,7 @@ jq_copy_handler(const JqHandler *handler)
 
 /*
  * Raise an error unless the role may run the handler: its function must be
- * there, and the role must have EXECUTE on it.  A superuser's job must not be
+ * there, and one that the role could call itself.  A superuser's job must not be
  * a way for others to run their code as that superuser, so its function must
  * be a superuser's, or run as its own owner.
  */
@@ -270,6 +276,14 @@ jq_check_handler_rights(const JqHandler *handler, Oid roleid)
 				 errmsg("function %s of handler \"%s\" does not exist",
 						handler->signature, handler->name),
 				 errhint("Create the function, or register the handler with another one.")));
+	if (object_aclcheck(NamespaceRelationId, handler->schema, roleid,
+						ACL_USAGE) != ACLCHECK_OK)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for handler \"%s\"", handler->name),
+				 errdetail("Role \"%s\" lacks USAGE on the schema of function %s.",
+						   GetUserNameFromId(roleid, false),
+						   handler->signature)));
 	if (object_aclcheck(ProcedureRelationId, handler->function, roleid,
 						ACL_EXECUTE) != ACLCHECK_OK)
 		ereport(ERROR,

@@ -71,6 +71,7 @@ typedef struct JqHandler
 	int			nbackoff;
 	Interval   *backoff;
 	Oid			function;		/* InvalidOid: there is none of that name */
+	Oid			schema;			/* that it is in */
 	bool		takes_context;
 	bool		returns_jsonb;
 	bool		definer;		/* SECURITY DEFINER */

@@ -551,10 +551,11 @@ attempt_job(JqJob *job)
 }
 
 /*
- * Try to record the failure of an attempt, in a transaction of its own.
+ * Try to record the failure of an attempt, in a transaction of its own.  Only
+ * the first time by the handler's terms: they must not be what prevents it.
  */
 static bool
-try_record_failure(JqJob *job, const JqFailure *failure)
+try_record_failure(JqJob *job, const JqFailure *failure, bool first)
 {
 	volatile bool recorded = false;
 
@@ -565,7 +566,7 @@ try_record_failure(JqJob *job, const JqFailure *failure)
 		start_transaction();
 		MemoryContextSwitchTo(job_cxt);
 		PushActiveSnapshot(GetTransactionSnapshot());
-		handler = jq_find_handler(job->name);
+		handler = first ? jq_find_handler(job->name) : NULL;
 		if (!jq_record_failure(job, MyJqSlot->roleid, handler, failure))
 			report_vanished(job);
 		PopActiveSnapshot();
@@ -599,7 +600,7 @@ record_failure(JqJob *job, const JqFailure *failure)
 {
 	for (int try = 0;; try++)
 	{
-		if (try_record_failure(job, failure))
+		if (try_record_failure(job, failure, try == 0))
 		{
 			jq_forget_unsettled(job);
 			jq_slot_end_job();
