@@ -67,24 +67,34 @@ attempt_timed_out(void)
 	SetLatch(MyLatch);
 }
 
+/*
+ * Start the time limit, if the handler has one.  A handler without one may be
+ * called from within another (jq.run), whose limit goes on.
+ */
 static void
 start_timeout(const JqHandler *handler)
 {
+	if (handler->timeout_us == 0)
+		return;
 	timed_out = false;
 	if (attempt_timeout == MAX_TIMEOUTS)
 		attempt_timeout = RegisterTimeout(USER_TIMEOUT, attempt_timed_out);
-	if (handler->timeout_us > 0)
-		enable_timeout_after(attempt_timeout,
-							 (int) ((handler->timeout_us + 999) / 1000));
+	enable_timeout_after(attempt_timeout,
+						 (int) ((handler->timeout_us + 999) / 1000));
 }
 
-static void
+/*
+ * Stop the time limit.  Returns whether the handler's time was up.
+ */
+static bool
 stop_timeout(const JqHandler *handler)
 {
-	if (handler->timeout_us > 0)
-		disable_timeout(attempt_timeout, false);
+	if (handler->timeout_us == 0)
+		return false;
+	disable_timeout(attempt_timeout, false);
 	if (timed_out)
 		QueryCancelPending = false;
+	return timed_out;
 }
 
 /*
@@ -126,8 +136,7 @@ jq_call_handler(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 	}
 	PG_CATCH();
 	{
-		stop_timeout(handler);
-		if (timed_out && geterrcode() == ERRCODE_QUERY_CANCELED)
+		if (stop_timeout(handler) && geterrcode() == ERRCODE_QUERY_CANCELED)
 		{
 			ErrorData  *edata;
 
@@ -140,10 +149,9 @@ jq_call_handler(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	stop_timeout(handler);
 
 	/* it may have trapped the interrupt, and then it has had its time */
-	if (timed_out)
+	if (stop_timeout(handler))
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
 				 errmsg_internal("%s", timed_out_message(handler))));

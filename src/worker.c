@@ -124,25 +124,13 @@ force_settings(void)
 static bool
 sync_commit_set_by_user(void)
 {
-	static const char *const sources[] = {
-		"database", "user", "database user"
-	};
-	Datum		value;
-	bool		result = false;
 	int64		count;
 
-	value = CStringGetTextDatum("synchronous_commit");
-	for (int i = 0; i < lengthof(sources) && !result; i++)
-	{
-		Oid			types[] = {TEXTOID, TEXTOID};
-		Datum		values[] = {value, CStringGetTextDatum(sources[i])};
-
-		jq_owner_execute("SELECT count(*) FROM pg_catalog.pg_settings"
-						 " WHERE name = $1 AND source = $2",
-						 2, types, values, NULL, &count);
-		result = count > 0;
-	}
-	return result;
+	jq_owner_execute("SELECT count(*) FROM pg_catalog.pg_settings"
+					 " WHERE name = 'synchronous_commit'"
+					 " AND source IN ('database', 'user', 'database user')",
+					 0, NULL, NULL, NULL, &count);
+	return count > 0;
 }
 
 /*
