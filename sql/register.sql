@@ -90,6 +90,15 @@ SELECT jq.register('of_two(jsonb, jsonb)');
 SELECT jq.register('turned(jq.context, jsonb)');
 SELECT jq.register('of_three(jsonb, jq.context, integer)');
 SELECT jq.register('a_trigger()');
+CREATE FUNCTION pg_temp.fleeting(jsonb) RETURNS void LANGUAGE sql AS 'SELECT';
+DO $$
+BEGIN
+	-- its schema has another name each time
+	PERFORM jq.register('pg_temp.fleeting(jsonb)');
+EXCEPTION WHEN invalid_parameter_value THEN
+	RAISE NOTICE '%', regexp_replace(SQLERRM, 'pg_temp_\d+', 'pg_temp');
+END
+$$;
 SELECT jq.register('nowhere(jsonb)');
 \echo :SQLSTATE
 SELECT jq.register(0);

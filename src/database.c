@@ -128,9 +128,7 @@ release_hold(void)
 	if (database)
 	{
 		database->held_by = 0;
-		if (database->state == JQ_DATABASE_ABSENT)
-			database->state = JQ_DATABASE_UNKNOWN;
-		database->start_after = 0;
+		jq_reconsider_database(database);
 	}
 	launcher = JqShared->launcher_latch;
 	LWLockRelease(JqShared->lock);
@@ -279,8 +277,7 @@ call_for_full_look(void)
 	{
 		database->full_look = true;
 		scheduler = database->scheduler_latch;
-		if (database->state == JQ_DATABASE_ABSENT)
-			database->state = JQ_DATABASE_UNKNOWN;
+		jq_reconsider_database(database);
 	}
 	if (JqShared->launcher_latch)
 		SetLatch(JqShared->launcher_latch);

@@ -15,6 +15,8 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
 #include "catalog/pg_type.h"
 #include "common/int.h"
@@ -387,6 +389,11 @@ check_function(Oid function, const char *signature)
 				 errmsg("function with OID %u does not exist", function)));
 	form = (Form_pg_proc) GETSTRUCT(tuple);
 
+	if (isAnyTempNamespace(form->pronamespace))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("temporary function %s cannot be a handler", signature),
+				 errhint("Create the function in another schema; it must outlive the session.")));
 	if (form->prokind == PROKIND_PROCEDURE)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),

@@ -26,6 +26,7 @@
 #include "access/xact.h"
 #include "catalog/index.h"
 #include "catalog/objectaddress.h"
+#include "catalog/pg_constraint.h"
 #include "catalog/pg_rewrite.h"
 #include "commands/sequence.h"
 #include "commands/trigger.h"
@@ -74,6 +75,22 @@ refuse(const char *object)
 			 errhint("Drop it.")));
 }
 
+static bool
+is_own_check(const char *name)
+{
+	static const char *const own[] = {
+		"jobs_attempts_check", "jobs_max_attempts_check", "jobs_queue_check",
+		"jobs_name_check", "jobs_lease_check"
+	};
+
+	for (int i = 0; i < lengthof(own); i++)
+	{
+		if (strcmp(name, own[i]) == 0)
+			return true;
+	}
+	return false;
+}
+
 /*
  * Refuse to write to a table that users have given code of their own.
  */
@@ -81,13 +98,29 @@ static void
 check_table(Relation rel)
 {
 	TriggerDesc *trigdesc = rel->trigdesc;
+	TupleConstr *constr = RelationGetDescr(rel)->constr;
 
 	for (int i = 0; trigdesc && i < trigdesc->numtriggers; i++)
 	{
 		Trigger    *trigger = &trigdesc->triggers[i];
 
-		if (!trigger->tgisinternal && strcmp(trigger->tgname, "job_written") != 0)
+		if (trigger->tgisinternal)
+		{
+			/* of a foreign key, which nothing would maintain */
+			ObjectAddress constraint;
+
+			ObjectAddressSet(constraint, ConstraintRelationId,
+							 trigger->tgconstraint);
+			refuse(getObjectDescription(&constraint, false));
+		}
+		else if (strcmp(trigger->tgname, "job_written") != 0)
 			refuse(psprintf("trigger \"%s\" on table jq.jobs", trigger->tgname));
+	}
+	for (int i = 0; constr && i < constr->num_check; i++)
+	{
+		if (!is_own_check(constr->check[i].ccname))
+			refuse(psprintf("constraint \"%s\" on table jq.jobs",
+							constr->check[i].ccname));
 	}
 	if (rel->rd_rules && rel->rd_rules->numLocks > 0)
 	{

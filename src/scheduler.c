@@ -170,11 +170,16 @@ attach(void)
 		MyDatabase->wakes_at = DT_NOEND;
 	}
 	else
+	{
+		/* not wanted any more, which is no failure to start */
+		if (MyDatabase && MyDatabase->state == JQ_DATABASE_STARTING)
+			MyDatabase->state = JQ_DATABASE_STOPPED;
 		MyDatabase = NULL;
+	}
 	LWLockRelease(JqShared->lock);
 
 	if (MyDatabase == NULL)
-		proc_exit(0);			/* not wanted any more */
+		proc_exit(0);
 	before_shmem_exit(detach, (Datum) 0);
 }
 

@@ -150,6 +150,21 @@ jq_find_role(Oid dboid, Oid roleid, bool create)
 }
 
 /*
+ * Something has changed in the database: look at it again, and at once.  The
+ * caller holds the lock exclusively, and calls the launcher.
+ */
+void
+jq_reconsider_database(JqDatabase *database)
+{
+	Assert(LWLockHeldByMeInMode(JqShared->lock, LW_EXCLUSIVE));
+
+	if (database->state == JQ_DATABASE_ABSENT)
+		database->state = JQ_DATABASE_UNKNOWN;
+	database->failures = 0;
+	database->start_after = 0;
+}
+
+/*
  * Whether a worker serves the role, or is being started for it.  The caller
  * holds the lock.
  */

@@ -314,8 +314,8 @@ wake_at_commit(void)
 		}
 		if (call)
 			scheduler = database->scheduler_latch;
-		if (launcher_noted && database->state == JQ_DATABASE_ABSENT)
-			database->state = JQ_DATABASE_UNKNOWN;
+		if (launcher_noted)
+			jq_reconsider_database(database);
 	}
 	if (launcher_noted)
 		launcher = JqShared->launcher_latch;
