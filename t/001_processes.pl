@@ -281,6 +281,21 @@ $node->psql('third', 'SET ROLE alice; DROP EXTENSION jq CASCADE');
 is($node->safe_psql('third', 'SELECT pid FROM jq.running'), $before,
 	'whoever may not drop a database or the extension interrupts no job');
 
+# a scheduler that had to make way is not held to have failed
+{
+	local $ENV{JQ_TEST_TIMEOUT} = 5;
+	my $turns = join('; ', ('CREATE EXTENSION jq', 'DROP EXTENSION jq') x 4, 'CREATE EXTENSION jq');
+
+	$node->safe_psql('postgres', 'CREATE DATABASE quick');
+	foreach my $round (1 .. 8)
+	{
+		$node->safe_psql('quick', $_) foreach split(/; /, $turns);
+		wait_until($node, 'quick', 'SELECT scheduler_pid IS NOT NULL FROM jq.status',
+			"the scheduler is back at once after CREATE and DROP in quick turn, round $round");
+		$node->safe_psql('quick', 'DROP EXTENSION jq');
+	}
+}
+
 no_crash($node);
 $node->stop;
 done_testing();
