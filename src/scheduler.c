@@ -643,6 +643,9 @@ share_workers(void)
 	sweep_starts();
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	/* whatever changes from here on, we want to hear of it */
+	MyDatabase->wants_calls = true;
+	MyDatabase->wakes_at = DT_NOEND;
 	count = collect_demands(demands, now, &wake_at);
 	for (int i = 0; i < JqShared->nslots; i++)
 	{
