@@ -51,7 +51,8 @@ CREATE TYPE jq.job_spec AS (
 	priority integer,
 	delay interval,
 	run_at timestamptz,
-	max_attempts integer
+	max_attempts integer,
+	meta jsonb
 );
 
 COMMENT ON TYPE jq.job_spec IS 'a job that is not dispatched yet, as jq.job() builds it; a plain value that carries no role and no id';
@@ -62,6 +63,7 @@ COMMENT ON COLUMN jq.job_spec.priority IS 'smaller runs first; NULL: as register
 COMMENT ON COLUMN jq.job_spec.delay IS 'due this long after dispatch; excludes run_at';
 COMMENT ON COLUMN jq.job_spec.run_at IS 'due at this time, at once if it has passed; excludes delay';
 COMMENT ON COLUMN jq.job_spec.max_attempts IS 'attempts before the job fails for good; NULL: as registered';
+COMMENT ON COLUMN jq.job_spec.meta IS 'what the dispatcher wants to say about the job; shown to the handler, not used by jq';
 
 CREATE TYPE jq.context AS (
 	id bigint,
@@ -70,7 +72,10 @@ CREATE TYPE jq.context AS (
 	attempt integer,
 	max_attempts integer,
 	dispatched_at timestamptz,
-	dispatched_by text
+	dispatched_by text,
+	deadline timestamptz,
+	failure jsonb,
+	meta jsonb
 );
 
 COMMENT ON TYPE jq.context IS 'what a handler is told about the job it runs';
@@ -81,6 +86,9 @@ COMMENT ON COLUMN jq.context.attempt IS 'number of this attempt, from 1';
 COMMENT ON COLUMN jq.context.max_attempts IS 'attempts before the job fails for good';
 COMMENT ON COLUMN jq.context.dispatched_at IS 'time of the dispatch';
 COMMENT ON COLUMN jq.context.dispatched_by IS 'role that dispatched the job, and that it runs as';
+COMMENT ON COLUMN jq.context.deadline IS 'no further attempt is made after this time (retry_for); NULL: max_attempts counts';
+COMMENT ON COLUMN jq.context.failure IS 'for a job dispatched as on_failed: the failed job''s id, name, queue, attempts, error, sqlstate, detail, hint, context and failed_at';
+COMMENT ON COLUMN jq.context.meta IS 'what the dispatcher said about the job';
 
 /* ---------------------------------------------------------------------
  * Tables
@@ -99,19 +107,27 @@ CREATE TABLE jq.jobs (
 	priority integer NOT NULL,
 	attempts integer NOT NULL DEFAULT 0,
 	max_attempts integer NOT NULL,
+	exceptions integer NOT NULL DEFAULT 0,
 	role text COLLATE "C" NOT NULL,
 	queue text COLLATE "C" NOT NULL,
 	name text COLLATE "C" NOT NULL,
 	payload jsonb NOT NULL,
+	counts_from timestamptz,
+	meta jsonb,
+	failure jsonb,
 	token bigint,
 	reserved_at timestamptz,
 	lease_until timestamptz,
+	holder_pid integer,
+	holder_started timestamptz,
 	CONSTRAINT jobs_pkey PRIMARY KEY (id),
-	CONSTRAINT jobs_attempts_check CHECK (attempts >= 0 AND attempts <= max_attempts),
+	CONSTRAINT jobs_attempts_check CHECK (attempts >= 0),
 	CONSTRAINT jobs_max_attempts_check CHECK (max_attempts > 0),
+	CONSTRAINT jobs_exceptions_check CHECK (exceptions >= 0),
 	CONSTRAINT jobs_queue_check CHECK (octet_length(queue) BETWEEN 1 AND 59),
 	CONSTRAINT jobs_name_check CHECK (octet_length(name) BETWEEN 1 AND 59),
-	CONSTRAINT jobs_lease_check CHECK (num_nulls(token, reserved_at, lease_until) IN (0, 3))
+	CONSTRAINT jobs_lease_check CHECK (num_nulls(token, reserved_at, lease_until) IN (0, 3)),
+	CONSTRAINT jobs_holder_check CHECK (num_nulls(holder_pid, holder_started) IN (0, 2))
 );
 
 -- A queue's table turns over all the time: vacuum by number of dead rows, not
@@ -136,13 +152,19 @@ COMMENT ON COLUMN jq.jobs.origin IS 'database the job was dispatched in, as pg_d
 COMMENT ON COLUMN jq.jobs.priority IS 'smaller runs first';
 COMMENT ON COLUMN jq.jobs.attempts IS 'attempts spent';
 COMMENT ON COLUMN jq.jobs.max_attempts IS 'attempts before the job fails for good';
+COMMENT ON COLUMN jq.jobs.exceptions IS 'those of them that ended with an error, not with a timeout or the death of the process';
 COMMENT ON COLUMN jq.jobs.role IS 'name of the role that dispatched the job, and that it runs as';
 COMMENT ON COLUMN jq.jobs.queue IS 'queue the job waits in';
 COMMENT ON COLUMN jq.jobs.name IS 'handler to run';
 COMMENT ON COLUMN jq.jobs.payload IS 'argument of the handler';
+COMMENT ON COLUMN jq.jobs.counts_from IS 'when retry_for and expires began to count: when the job was due first, or was retried; NULL: at created_at';
+COMMENT ON COLUMN jq.jobs.meta IS 'what the dispatcher said about the job';
+COMMENT ON COLUMN jq.jobs.failure IS 'failure of another job that this one was dispatched to follow (on_failed)';
 COMMENT ON COLUMN jq.jobs.token IS 'proof of the lease under which the job is held; NULL: not leased';
 COMMENT ON COLUMN jq.jobs.reserved_at IS 'start of the lease';
 COMMENT ON COLUMN jq.jobs.lease_until IS 'end of the lease; the job is free again after it';
+COMMENT ON COLUMN jq.jobs.holder_pid IS 'session of this server that holds the lease, which ends with it';
+COMMENT ON COLUMN jq.jobs.holder_started IS 'start of that session, since process ids come back';
 
 CREATE TABLE jq.failed_jobs (
 	id bigint NOT NULL,
@@ -158,8 +180,11 @@ CREATE TABLE jq.failed_jobs (
 	detail text,
 	hint text,
 	context text,
+	log text,
 	created_at timestamptz NOT NULL,
 	failed_at timestamptz NOT NULL,
+	meta jsonb,
+	failure jsonb,
 	CONSTRAINT failed_jobs_pkey PRIMARY KEY (id)
 );
 
@@ -179,8 +204,11 @@ COMMENT ON COLUMN jq.failed_jobs.sqlstate IS 'SQLSTATE of the last error';
 COMMENT ON COLUMN jq.failed_jobs.detail IS 'detail of the last error';
 COMMENT ON COLUMN jq.failed_jobs.hint IS 'hint of the last error';
 COMMENT ON COLUMN jq.failed_jobs.context IS 'call stack of the last error';
+COMMENT ON COLUMN jq.failed_jobs.log IS 'what the last attempt wrote with jq.log(), its end if that is long';
 COMMENT ON COLUMN jq.failed_jobs.created_at IS 'time of the dispatch';
 COMMENT ON COLUMN jq.failed_jobs.failed_at IS 'time of the last error';
+COMMENT ON COLUMN jq.failed_jobs.meta IS 'what the dispatcher said about the job';
+COMMENT ON COLUMN jq.failed_jobs.failure IS 'failure of another job that this one was dispatched to follow (on_failed)';
 
 CREATE TABLE jq.handlers (
 	name text COLLATE "C" NOT NULL,
@@ -190,6 +218,13 @@ CREATE TABLE jq.handlers (
 	max_attempts integer NOT NULL,
 	timeout interval,
 	backoff interval[],
+	retry_for interval,
+	expires interval,
+	fail_on_timeout boolean NOT NULL,
+	max_exceptions integer,
+	permanent_errors text[],
+	on_failed text COLLATE "C",
+	keep_result interval,
 	registered_by text COLLATE "C" NOT NULL,
 	registered_at timestamptz NOT NULL,
 	CONSTRAINT handlers_pkey PRIMARY KEY (name),
@@ -204,6 +239,13 @@ COMMENT ON COLUMN jq.handlers.priority IS 'priority of jobs dispatched without o
 COMMENT ON COLUMN jq.handlers.max_attempts IS 'attempts of jobs dispatched without a number';
 COMMENT ON COLUMN jq.handlers.timeout IS 'time limit of one attempt; NULL: none';
 COMMENT ON COLUMN jq.handlers.backoff IS 'waits after the 1st, 2nd, ... failed attempt, the last one repeats; NULL: 10 s x attempt';
+COMMENT ON COLUMN jq.handlers.retry_for IS 'how long attempts are repeated, whatever their number; NULL: max_attempts counts';
+COMMENT ON COLUMN jq.handlers.expires IS 'not to be started so long after it was due first; NULL: never too late';
+COMMENT ON COLUMN jq.handlers.fail_on_timeout IS 'whether a job that exceeds the time limit fails for good';
+COMMENT ON COLUMN jq.handlers.max_exceptions IS 'errors after which a job fails for good, whatever attempts are left; NULL: no such limit';
+COMMENT ON COLUMN jq.handlers.permanent_errors IS 'SQLSTATEs, or their two-letter classes, after which a job fails for good at once';
+COMMENT ON COLUMN jq.handlers.on_failed IS 'handler of the job that is dispatched when one fails for good; NULL: none';
+COMMENT ON COLUMN jq.handlers.keep_result IS 'how long results are kept for jq.result(); NULL: not at all';
 COMMENT ON COLUMN jq.handlers.registered_by IS 'role that registered the handler';
 COMMENT ON COLUMN jq.handlers.registered_at IS 'time of the registration';
 
@@ -220,6 +262,91 @@ CREATE INDEX handler_aliases_name ON jq.handler_aliases (name);
 COMMENT ON TABLE jq.handler_aliases IS 'former names of renamed handlers, under which waiting jobs still find them';
 COMMENT ON COLUMN jq.handler_aliases.alias IS 'former name';
 COMMENT ON COLUMN jq.handler_aliases.name IS 'name the handler has now';
+
+CREATE TABLE jq.pauses (
+	queue text COLLATE "C",
+	paused_at timestamptz NOT NULL,
+	paused_by text COLLATE "C" NOT NULL,
+	reason text,
+	until timestamptz
+);
+
+CREATE UNIQUE INDEX pauses_key ON jq.pauses (coalesce(queue, ''));
+
+COMMENT ON TABLE jq.pauses IS 'queues that jq.pause() stopped, and the mark that stops all of them';
+COMMENT ON COLUMN jq.pauses.queue IS 'queue that is paused; NULL: the mark for all queues';
+COMMENT ON COLUMN jq.pauses.paused_at IS 'time of jq.pause()';
+COMMENT ON COLUMN jq.pauses.paused_by IS 'role that paused';
+COMMENT ON COLUMN jq.pauses.reason IS 'why, as that role said';
+COMMENT ON COLUMN jq.pauses.until IS 'when the pause ends by itself; NULL: with jq.resume()';
+
+CREATE TABLE jq.cancellations (
+	id bigint NOT NULL,
+	stamp bigint NOT NULL,
+	requested_at timestamptz NOT NULL,
+	requested_by text COLLATE "C" NOT NULL,
+	reason text
+);
+
+CREATE INDEX cancellations_id ON jq.cancellations (id);
+
+COMMENT ON TABLE jq.cancellations IS 'jobs that were running when jq.cancel() was called, until they have ended';
+COMMENT ON COLUMN jq.cancellations.id IS 'the job''s id';
+COMMENT ON COLUMN jq.cancellations.stamp IS 'the job''s stamp';
+COMMENT ON COLUMN jq.cancellations.requested_at IS 'time of jq.cancel()';
+COMMENT ON COLUMN jq.cancellations.requested_by IS 'role that called it';
+COMMENT ON COLUMN jq.cancellations.reason IS 'why, as that role said';
+
+CREATE TABLE jq.results (
+	id bigint NOT NULL,
+	role text COLLATE "C" NOT NULL,
+	done_at timestamptz NOT NULL,
+	keep_until timestamptz NOT NULL,
+	result jsonb
+);
+
+CREATE INDEX results_id ON jq.results (id);
+CREATE INDEX results_keep_until ON jq.results (keep_until);
+
+COMMENT ON TABLE jq.results IS 'results of done jobs whose handlers were registered with keep_result; jq.result() reads them';
+COMMENT ON COLUMN jq.results.id IS 'the job''s id';
+COMMENT ON COLUMN jq.results.role IS 'name of the role that the job ran as';
+COMMENT ON COLUMN jq.results.done_at IS 'end of the job';
+COMMENT ON COLUMN jq.results.keep_until IS 'when the row may be removed';
+COMMENT ON COLUMN jq.results.result IS 'what the handler returned, if that was jsonb';
+
+CREATE TABLE jq.attempts (
+	id bigint NOT NULL,
+	attempt integer NOT NULL,
+	name text COLLATE "C" NOT NULL,
+	queue text COLLATE "C" NOT NULL,
+	role text COLLATE "C" NOT NULL,
+	pid integer,
+	started_at timestamptz,
+	ended_at timestamptz NOT NULL,
+	outcome text NOT NULL,
+	sqlstate text,
+	error text,
+	log text,
+	CONSTRAINT attempts_outcome_check CHECK (outcome IN ('done', 'failed', 'released', 'skipped', 'cancelled'))
+);
+
+CREATE INDEX attempts_id ON jq.attempts (id);
+CREATE INDEX attempts_ended_at ON jq.attempts (ended_at);
+
+COMMENT ON TABLE jq.attempts IS 'history of attempts, kept for jq.keep_attempts';
+COMMENT ON COLUMN jq.attempts.id IS 'the job''s id';
+COMMENT ON COLUMN jq.attempts.attempt IS 'number of the attempt, from 1; the same again after one that was not spent';
+COMMENT ON COLUMN jq.attempts.name IS 'handler of the job';
+COMMENT ON COLUMN jq.attempts.queue IS 'queue of the job';
+COMMENT ON COLUMN jq.attempts.role IS 'name of the role that the job ran as';
+COMMENT ON COLUMN jq.attempts.pid IS 'process that ran it; NULL: it was not run';
+COMMENT ON COLUMN jq.attempts.started_at IS 'start of the attempt; NULL: it was not run';
+COMMENT ON COLUMN jq.attempts.ended_at IS 'end of the attempt, or when its end was noticed';
+COMMENT ON COLUMN jq.attempts.outcome IS 'done, failed (tried again or not), released, skipped or cancelled';
+COMMENT ON COLUMN jq.attempts.sqlstate IS 'SQLSTATE of its error';
+COMMENT ON COLUMN jq.attempts.error IS 'message of its error, or reason of its release or skip';
+COMMENT ON COLUMN jq.attempts.log IS 'what it wrote with jq.log(), its end if that is long';
 
 CREATE TABLE jq.grants (
 	role text COLLATE "C" NOT NULL,
@@ -239,6 +366,10 @@ COMMENT ON COLUMN jq.grants.queue IS 'queue the right is for; NULL: all queues';
 SELECT pg_extension_config_dump('jq.jobs', '');
 SELECT pg_extension_config_dump('jq.jobs_id_seq', '');
 SELECT pg_extension_config_dump('jq.failed_jobs', '');
+SELECT pg_extension_config_dump('jq.pauses', '');
+SELECT pg_extension_config_dump('jq.cancellations', '');
+SELECT pg_extension_config_dump('jq.results', '');
+SELECT pg_extension_config_dump('jq.attempts', '');
 SELECT pg_extension_config_dump('jq.handlers', '');
 SELECT pg_extension_config_dump('jq.handler_aliases', '');
 SELECT pg_extension_config_dump('jq.grants', '');
@@ -276,6 +407,11 @@ CREATE TRIGGER configuration_written
 ALTER TABLE jq.handler_aliases ENABLE ALWAYS TRIGGER configuration_written;
 
 CREATE TRIGGER configuration_written
+	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON jq.pauses
+	FOR EACH STATEMENT EXECUTE FUNCTION jq.configuration_written();
+ALTER TABLE jq.pauses ENABLE ALWAYS TRIGGER configuration_written;
+
+CREATE TRIGGER configuration_written
 	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON jq.grants
 	FOR EACH STATEMENT EXECUTE FUNCTION jq.configuration_written();
 ALTER TABLE jq.grants ENABLE ALWAYS TRIGGER configuration_written;
@@ -291,14 +427,21 @@ CREATE FUNCTION jq.register(
 	max_attempts integer DEFAULT 3,
 	timeout interval DEFAULT '60 s',
 	backoff interval[] DEFAULT NULL,
-	priority integer DEFAULT 0
+	priority integer DEFAULT 0,
+	retry_for interval DEFAULT NULL,
+	expires interval DEFAULT NULL,
+	fail_on_timeout boolean DEFAULT false,
+	max_exceptions integer DEFAULT NULL,
+	permanent_errors text[] DEFAULT NULL,
+	on_failed text DEFAULT NULL,
+	keep_result interval DEFAULT NULL
 ) RETURNS text
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_register';
 
-COMMENT ON FUNCTION jq.register(regprocedure, text, text, integer, interval, interval[], integer) IS
+COMMENT ON FUNCTION jq.register(regprocedure, text, text, integer, interval, interval[], integer, interval, interval, boolean, integer, text[], text, interval) IS
 'adds a handler, or replaces its whole definition; returns its name.
-handler: function (jsonb) or (jsonb, jq.context); name: default is the function''s own name; queue, max_attempts, priority: for jobs dispatched without them; timeout: of one attempt, NULL is none; backoff: waits after the 1st, 2nd, ... failure, NULL is 10 s x attempt. Needs the right ''administer''.';
+handler: function (jsonb) or (jsonb, jq.context); name: default is the function''s own name; queue, max_attempts, priority: for jobs dispatched without them; timeout: of one attempt, NULL is none; backoff: waits after the 1st, 2nd, ... failure, NULL is 10 s x attempt. retry_for: repeat attempts for so long, whatever max_attempts says; expires: do not start a job so long after it was due first; fail_on_timeout: no attempt after one that took too long; max_exceptions: errors allowed; permanent_errors: SQLSTATEs, or their two-letter classes, that are not tried again; on_failed: handler of a job that is dispatched when one fails for good; keep_result: how long jq.result() knows results. Needs the right ''administer''.';
 
 CREATE FUNCTION jq.unregister(name text, force boolean DEFAULT false) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -325,14 +468,15 @@ CREATE FUNCTION jq.dispatch(
 	priority integer DEFAULT NULL,
 	delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL,
-	max_attempts integer DEFAULT NULL
+	max_attempts integer DEFAULT NULL,
+	meta jsonb DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_dispatch';
 
-COMMENT ON FUNCTION jq.dispatch(text, jsonb, text, integer, interval, timestamptz, integer) IS
+COMMENT ON FUNCTION jq.dispatch(text, jsonb, text, integer, interval, timestamptz, integer, jsonb) IS
 'queues a job that runs, as the current role, once this transaction has committed; returns its id.
-name: a registered handler; payload: its argument; queue, priority, max_attempts: NULL is as registered; delay or run_at: when it is due, a time in the past is now. Needs the right ''dispatch'' and EXECUTE on the handler.';
+name: a registered handler; payload: its argument; queue, priority, max_attempts: NULL is as registered; delay or run_at: when it is due, a time in the past is now; meta: a remark for the handler''s context. Needs the right ''dispatch'' and EXECUTE on the handler.';
 
 CREATE FUNCTION jq.job(
 	name text,
@@ -341,12 +485,13 @@ CREATE FUNCTION jq.job(
 	priority integer DEFAULT NULL,
 	delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL,
-	max_attempts integer DEFAULT NULL
+	max_attempts integer DEFAULT NULL,
+	meta jsonb DEFAULT NULL
 ) RETURNS jq.job_spec
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS 'SELECT ROW($1, $2, $3, $4, $5, $6, $7)::jq.job_spec';
+AS 'SELECT ROW($1, $2, $3, $4, $5, $6, $7, $8)::jq.job_spec';
 
-COMMENT ON FUNCTION jq.job(text, jsonb, text, integer, interval, timestamptz, integer) IS
+COMMENT ON FUNCTION jq.job(text, jsonb, text, integer, interval, timestamptz, integer, jsonb) IS
 'builds a job for jq.dispatch() from the same arguments, and queues nothing';
 
 CREATE FUNCTION jq.dispatch(job jq.job_spec) RETURNS bigint
@@ -437,6 +582,52 @@ COMMENT ON FUNCTION jq.dispatch_row() IS
 'row trigger that dispatches the changed row (the old one of a DELETE) as payload; arguments: the handler, then any of ''queue=...'', ''delay=...'', ''priority=...'', ''columns=a,b''';
 
 /* ---------------------------------------------------------------------
+ * Inside a handler
+ * --------------------------------------------------------------------- */
+
+CREATE FUNCTION jq.current_job() RETURNS jq.context
+LANGUAGE C STABLE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'jq_current_job';
+
+COMMENT ON FUNCTION jq.current_job() IS 'the context of the job that is being run here; NULL outside of a job';
+
+CREATE FUNCTION jq.fail(message text) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_fail';
+
+COMMENT ON FUNCTION jq.fail(text) IS
+'ends the job that is being run here: it fails for good with this message, whatever attempts are left; raises an error of SQLSTATE JQ001, so that what the attempt has done is rolled back';
+
+CREATE FUNCTION jq.release(delay interval DEFAULT '0 s') RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_release';
+
+COMMENT ON FUNCTION jq.release(interval) IS
+'ends the attempt that is being run here without spending it: the job is due again after the delay, of 100 ms at least; raises an error of SQLSTATE JQ002, so that what the attempt has done is rolled back';
+
+CREATE FUNCTION jq.skip(reason text DEFAULT NULL) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_skip';
+
+COMMENT ON FUNCTION jq.skip(text) IS
+'ends the job that is being run here as done, but what the attempt has done is rolled back: raises an error of SQLSTATE JQ003';
+
+CREATE FUNCTION jq.progress(percent double precision, note text DEFAULT NULL) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_progress';
+
+COMMENT ON FUNCTION jq.progress(double precision, text) IS
+'shows in jq.running, at once, how far the job is that is being run here.
+percent: 0 to 100, NULL is not known; note: at most 127 bytes are shown';
+
+CREATE FUNCTION jq.log(line text) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_log';
+
+COMMENT ON FUNCTION jq.log(text) IS
+'adds a line to the log of the attempt that is being run here: shown in jq.running at once, kept in jq.failed_jobs if the job fails for good; the last 2 kB are kept';
+
+/* ---------------------------------------------------------------------
  * By hand
  * --------------------------------------------------------------------- */
 
@@ -459,12 +650,68 @@ AS 'MODULE_PATHNAME', 'jq_run';
 COMMENT ON FUNCTION jq.run(text, jsonb) IS
 'calls a handler here and now, without queueing anything, and lets its error through; returns its result if that is jsonb';
 
-CREATE FUNCTION jq.retry(id bigint) RETURNS boolean
+CREATE FUNCTION jq.result(id bigint) RETURNS jsonb
+LANGUAGE C STABLE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'jq_result';
+
+COMMENT ON FUNCTION jq.result(bigint) IS
+'what the handler of a done job returned; NULL if it is not done, returned no jsonb, was not registered with keep_result, or is not the current role''s to see';
+
+CREATE PROCEDURE jq.wait_for(
+	id bigint,
+	timeout interval DEFAULT NULL,
+	INOUT state text DEFAULT NULL
+)
+LANGUAGE C
+AS 'MODULE_PATHNAME', 'jq_wait_for';
+
+COMMENT ON PROCEDURE jq.wait_for(bigint, interval, text) IS
+'waits until a job has ended; state: done, failed or cancelled, or waiting or running if the time was up before.
+timeout: how long to wait, NULL is for ever. Holds no snapshot while it waits; refuses to run in a transaction block.';
+
+CREATE FUNCTION jq.cancel(id bigint, reason text DEFAULT NULL) RETURNS text
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_cancel';
+
+COMMENT ON FUNCTION jq.cancel(bigint, text) IS
+'cancels a job: it fails for good, with SQLSTATE JQ004. Returns what it was doing: waiting; running, it is interrupted when this transaction commits; external, it was held under a lease, which is void now; NULL if there is no such job. Needs the right ''administer'' for jobs of other roles.';
+
+CREATE FUNCTION jq.reschedule(
+	id bigint,
+	run_at timestamptz DEFAULT NULL,
+	queue text DEFAULT NULL,
+	priority integer DEFAULT NULL,
+	max_attempts integer DEFAULT NULL
+) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_reschedule';
+
+COMMENT ON FUNCTION jq.reschedule(bigint, timestamptz, text, integer, integer) IS
+'changes a waiting job; NULL leaves as it is; false if no such job waits. run_at: a time in the past is now. Needs the right ''administer'' for jobs of other roles.';
+
+CREATE FUNCTION jq.retry(
+	id bigint,
+	delay interval DEFAULT NULL,
+	payload jsonb DEFAULT NULL
+) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_retry';
 
-COMMENT ON FUNCTION jq.retry(bigint) IS
-'puts a failed job back into its queue, due now, with its id, its role and all its attempts; false if no such job has failed. Needs the right ''administer'' for jobs of other roles.';
+COMMENT ON FUNCTION jq.retry(bigint, interval, jsonb) IS
+'puts a failed job back into its queue with its id, its role, all its attempts and a new deadline; false if no such job has failed.
+delay: due after it, NULL is now; payload: instead of the job''s own. Needs the right ''administer'' for jobs of other roles.';
+
+CREATE FUNCTION jq.retry_all(
+	queue text DEFAULT NULL,
+	name text DEFAULT NULL,
+	failed_since timestamptz DEFAULT NULL,
+	sqlstate text DEFAULT NULL
+) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_retry_all';
+
+COMMENT ON FUNCTION jq.retry_all(text, text, timestamptz, text) IS
+'puts failed jobs back as jq.retry() does, due now, and returns their number; each argument that is given narrows the choice. Without the right ''administer'' only jobs of roles whose rights the current one has.';
 
 CREATE FUNCTION jq.forget(id bigint) RETURNS boolean
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -484,12 +731,45 @@ AS 'MODULE_PATHNAME', 'jq_flush';
 COMMENT ON FUNCTION jq.flush(interval, text, text) IS
 'removes failed jobs and returns their number; each argument that is given narrows the choice: failed longer ago than this, of this queue, of this name. Needs the right ''administer''.';
 
+CREATE FUNCTION jq.prune() RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_prune';
+
+COMMENT ON FUNCTION jq.prune() IS
+'removes results and attempts that have been kept long enough, as the scheduler does once a minute; returns their number. Needs the right ''administer''.';
+
 CREATE FUNCTION jq.adopt() RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_adopt';
 
 COMMENT ON FUNCTION jq.adopt() IS
 'frees jobs that are held because they were not dispatched in this database (restored, copied, replicated); returns their number. Needs the right ''administer''.';
+
+CREATE FUNCTION jq.pause(
+	queue text DEFAULT '',
+	reason text DEFAULT NULL,
+	until timestamptz DEFAULT NULL
+) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_pause';
+
+COMMENT ON FUNCTION jq.pause(text, text, timestamptz) IS
+'stops a queue, or without one sets the mark that stops all of them: no job is started, what runs goes on, dispatching too. False if it was paused already; reason and until are replaced then.
+until: when the pause ends by itself, NULL is with jq.resume(). Needs the right ''administer''.';
+
+CREATE FUNCTION jq.resume(queue text DEFAULT '') RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_resume';
+
+COMMENT ON FUNCTION jq.resume(text) IS
+'lets a paused queue go on, or without one takes the mark for all queues away, not those of single ones; false if there was no such pause. Needs the right ''administer''.';
+
+CREATE FUNCTION jq.restart_workers() RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_restart_workers';
+
+COMMENT ON FUNCTION jq.restart_workers() IS
+'replaces the workers and the scheduler of this database when this transaction commits, each after the job it runs, so that what was set by ALTER DATABASE and ALTER ROLE takes effect; returns the number of workers. Needs the right ''administer''.';
 
 /* ---------------------------------------------------------------------
  * Rights
@@ -529,7 +809,11 @@ CREATE FUNCTION jq.worker_slots(
 	OUT name text,
 	OUT queue text,
 	OUT attempt integer,
-	OUT job_started_at timestamptz
+	OUT job_started_at timestamptz,
+	OUT progress double precision,
+	OUT note text,
+	OUT log text,
+	OUT cancelled boolean
 ) RETURNS SETOF record
 LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'jq_worker_slots';
@@ -545,6 +829,17 @@ LANGUAGE C VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'jq_process_status';
 
 COMMENT ON FUNCTION jq.process_status() IS 'whether jq''s processes serve this database, and if not, why; the view jq.status reads it';
+
+CREATE FUNCTION jq.lease_holds(
+	lease_until timestamptz,
+	holder_pid integer,
+	holder_started timestamptz
+) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL RESTRICTED
+AS 'MODULE_PATHNAME', 'jq_lease_holds';
+
+COMMENT ON FUNCTION jq.lease_holds(timestamptz, integer, timestamptz) IS
+'whether the job with these values in jq.jobs is held under a lease now: its time is not over, and if a session of this server holds it, that is still there';
 
 CREATE VIEW jq.workers AS
 	SELECT s.pid, s.role, s.state, s.started_at, s.job_id, s.name, s.queue, s.job_started_at
@@ -565,15 +860,19 @@ COMMENT ON COLUMN jq.workers.job_started_at IS 'start of the attempt';
 -- that the user may not see.
 CREATE VIEW jq.running AS
 	WITH running AS MATERIALIZED (
-		SELECT s.job_id AS id, s.name, s.queue, s.role, s.pid, s.attempt, s.job_started_at AS started_at
+		SELECT s.job_id AS id, s.name, s.queue, s.role, s.pid, s.attempt, s.job_started_at AS started_at,
+			s.progress, s.note, s.log, s.cancelled
 		FROM jq.worker_slots() AS s
 		WHERE s.job_id IS NOT NULL AND jq.may_see(s.role)
 		UNION ALL
-		SELECT j.id, j.name, j.queue, j.role, NULL, j.attempts, j.reserved_at
+		SELECT j.id, j.name, j.queue, j.role, j.holder_pid, j.attempts, j.reserved_at,
+			NULL, NULL, NULL, false
 		FROM jq.jobs AS j
-		WHERE j.lease_until > clock_timestamp() AND jq.may_see(j.role)
+		WHERE jq.may_see(j.role) AND j.lease_until > clock_timestamp()
+			AND jq.lease_holds(j.lease_until, j.holder_pid, j.holder_started)
 	)
-	SELECT r.id, r.name, r.queue, r.role, r.pid, r.attempt, r.started_at
+	SELECT r.id, r.name, r.queue, r.role, r.pid, r.attempt, r.started_at,
+		r.progress, r.note, r.log, r.cancelled
 	FROM running AS r;
 
 COMMENT ON VIEW jq.running IS 'jobs that run now: in workers, and under a lease';
@@ -581,9 +880,13 @@ COMMENT ON COLUMN jq.running.id IS 'the job''s id';
 COMMENT ON COLUMN jq.running.name IS 'its handler';
 COMMENT ON COLUMN jq.running.queue IS 'its queue';
 COMMENT ON COLUMN jq.running.role IS 'the role it runs as';
-COMMENT ON COLUMN jq.running.pid IS 'worker that runs it; NULL: held under a lease';
+COMMENT ON COLUMN jq.running.pid IS 'worker or session that runs it; NULL: somebody outside of the server';
 COMMENT ON COLUMN jq.running.attempt IS 'number of this attempt';
 COMMENT ON COLUMN jq.running.started_at IS 'start of the attempt';
+COMMENT ON COLUMN jq.running.progress IS 'percent, as the handler last said with jq.progress()';
+COMMENT ON COLUMN jq.running.note IS 'its remark on that';
+COMMENT ON COLUMN jq.running.log IS 'what it wrote with jq.log(), its end if that is long';
+COMMENT ON COLUMN jq.running.cancelled IS 'whether jq.cancel() has asked it to end';
 
 -- One pass over the jobs: what workers hold is few and comes as an array, and
 -- rows leased by others say so themselves.
@@ -595,7 +898,8 @@ CREATE VIEW jq.queue_stats AS
 		WHERE d.datname = current_database()
 	), jobs AS (
 		SELECT j.queue, j.available_at, j.origin = h.origin AS ours,
-			j.id = ANY (h.held_ids) OR coalesce(j.lease_until > h.now, false) AS running,
+			j.id = ANY (h.held_ids) OR (j.lease_until > h.now
+				AND jq.lease_holds(j.lease_until, j.holder_pid, j.holder_started)) IS TRUE AS running,
 			j.available_at <= h.now AS due
 		FROM jq.jobs AS j
 		CROSS JOIN here AS h
@@ -614,6 +918,11 @@ CREATE VIEW jq.queue_stats AS
 		FROM jq.failed_jobs AS f
 		WHERE jq.may_see(f.role)
 		GROUP BY f.queue
+	), paused AS (
+		SELECT p.queue
+		FROM jq.pauses AS p
+		CROSS JOIN here AS h
+		WHERE p.queue IS NOT NULL AND (p.until IS NULL OR p.until > h.now)
 	)
 	SELECT queue,
 		coalesce(w.ready, 0) AS ready,
@@ -621,12 +930,14 @@ CREATE VIEW jq.queue_stats AS
 		coalesce(w.running, 0) AS running,
 		coalesce(w.held, 0) AS held,
 		coalesce(f.failed, 0) AS failed,
-		h.now - w.oldest AS oldest_wait
+		h.now - w.oldest AS oldest_wait,
+		p.queue IS NOT NULL AS paused
 	FROM waiting AS w
 	FULL JOIN failed AS f USING (queue)
+	FULL JOIN paused AS p USING (queue)
 	CROSS JOIN here AS h;
 
-COMMENT ON VIEW jq.queue_stats IS 'queues that have jobs, with their numbers';
+COMMENT ON VIEW jq.queue_stats IS 'queues that have jobs, or are paused, with their numbers';
 COMMENT ON COLUMN jq.queue_stats.queue IS 'name of the queue';
 COMMENT ON COLUMN jq.queue_stats.ready IS 'jobs that are due and wait for a worker';
 COMMENT ON COLUMN jq.queue_stats.later IS 'jobs that are due later: delayed, or waiting to be tried again';
@@ -634,6 +945,7 @@ COMMENT ON COLUMN jq.queue_stats.running IS 'jobs that run now';
 COMMENT ON COLUMN jq.queue_stats.held IS 'jobs that were not dispatched in this database and wait for jq.adopt()';
 COMMENT ON COLUMN jq.queue_stats.failed IS 'jobs that failed for good';
 COMMENT ON COLUMN jq.queue_stats.oldest_wait IS 'how long the oldest ready job has been due; NULL: none is ready';
+COMMENT ON COLUMN jq.queue_stats.paused IS 'whether the queue is paused by itself; jq.status tells if all are';
 
 CREATE VIEW jq.status AS
 	SELECT e.extversion AS version,
@@ -683,6 +995,9 @@ CREATE POLICY own_jobs ON jq.jobs FOR SELECT USING (jq.may_see(role));
 
 ALTER TABLE jq.failed_jobs ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own_jobs ON jq.failed_jobs FOR SELECT USING (jq.may_see(role));
+
+ALTER TABLE jq.attempts ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own_jobs ON jq.attempts FOR SELECT USING (jq.may_see(role));
 
 REVOKE ALL ON SCHEMA jq FROM PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA jq FROM PUBLIC;

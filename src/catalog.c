@@ -32,7 +32,8 @@ static JqCatalog catalog;
 static bool catalog_valid = false;
 static uint64 catalog_changes = 0;
 
-/* Grows whenever handlers, grants, functions or roles may have changed. */
+/* Grows whenever handlers, pauses, grants, functions or roles may have
+ * changed. */
 static uint64 configuration_epoch = 1;
 
 static bool callbacks_registered = false;
@@ -51,7 +52,7 @@ relation_changed(Datum arg, Oid relid)
 	}
 	if (relid == InvalidOid ||
 		relid == catalog.handlers || relid == catalog.handler_aliases ||
-		relid == catalog.grants)
+		relid == catalog.pauses || relid == catalog.grants)
 	{
 		catalog_valid = false;
 		catalog_changes++;
@@ -77,7 +78,7 @@ jq_catalog_epoch(void)
 
 /*
  * A number that changes whenever something that was looked up in handlers,
- * aliases, grants, or about functions and roles must be looked up again.
+ * aliases, pauses, grants, or about functions and roles must be looked up again.
  */
 uint64
 jq_configuration_epoch(void)
@@ -181,10 +182,17 @@ jq_catalog_if_any(void)
 				 errhint("Run ALTER EXTENSION jq UPDATE, or restart the server if it still has an older library loaded.")));
 
 	catalog.jobs = relation_oid(catalog.schema, "jobs");
+	catalog.jobs_pkey = relation_oid(catalog.schema, "jobs_pkey");
 	catalog.jobs_due = relation_oid(catalog.schema, "jobs_due");
 	catalog.jobs_sequence = relation_oid(catalog.schema, "jobs_id_seq");
 	catalog.failed_jobs = relation_oid(catalog.schema, "failed_jobs");
 	catalog.failed_jobs_pkey = relation_oid(catalog.schema, "failed_jobs_pkey");
+	catalog.pauses = relation_oid(catalog.schema, "pauses");
+	catalog.cancellations = relation_oid(catalog.schema, "cancellations");
+	catalog.cancellations_id = relation_oid(catalog.schema, "cancellations_id");
+	catalog.results = relation_oid(catalog.schema, "results");
+	catalog.results_id = relation_oid(catalog.schema, "results_id");
+	catalog.attempts = relation_oid(catalog.schema, "attempts");
 	catalog.handlers = relation_oid(catalog.schema, "handlers");
 	catalog.handlers_pkey = relation_oid(catalog.schema, "handlers_pkey");
 	catalog.handler_aliases = relation_oid(catalog.schema, "handler_aliases");
@@ -215,7 +223,30 @@ jq_catalog(void)
 }
 
 /*
- * Trigger on the tables of handlers, aliases and grants: all sessions are to
+ * Set a text in the values of a row that is to be formed; NULL stays NULL.
+ */
+void
+jq_set_text(Datum *values, bool *nulls, int column, const char *text)
+{
+	nulls[column - 1] = (text == NULL);
+	if (text)
+		values[column - 1] = CStringGetTextDatum(text);
+}
+
+/*
+ * A copy of a jsonb in a row, detoasted, in the current memory context; 0 for
+ * NULL.
+ */
+Datum
+jq_copy_jsonb(TupleTableSlot *row, int column)
+{
+	if (row->tts_isnull[column - 1])
+		return (Datum) 0;
+	return PointerGetDatum(PG_DETOAST_DATUM_COPY(row->tts_values[column - 1]));
+}
+
+/*
+ * Trigger on the tables of handlers, aliases, pauses and grants: all sessions are to
  * look again, once the change has committed.
  */
 Datum

@@ -24,14 +24,20 @@ enum
 	JOBS_PRIORITY,
 	JOBS_ATTEMPTS,
 	JOBS_MAX_ATTEMPTS,
+	JOBS_EXCEPTIONS,
 	JOBS_ROLE,
 	JOBS_QUEUE,
 	JOBS_NAME,
 	JOBS_PAYLOAD,
+	JOBS_COUNTS_FROM,
+	JOBS_META,
+	JOBS_FAILURE,
 	JOBS_TOKEN,
 	JOBS_RESERVED_AT,
 	JOBS_LEASE_UNTIL,
-	JOBS_NATTS = JOBS_LEASE_UNTIL
+	JOBS_HOLDER_PID,
+	JOBS_HOLDER_STARTED,
+	JOBS_NATTS = JOBS_HOLDER_STARTED
 };
 
 /* columns of the index jq.jobs_due */
@@ -61,9 +67,62 @@ enum
 	FAILED_DETAIL,
 	FAILED_HINT,
 	FAILED_CONTEXT,
+	FAILED_LOG,
 	FAILED_CREATED_AT,
 	FAILED_FAILED_AT,
-	FAILED_NATTS = FAILED_FAILED_AT
+	FAILED_META,
+	FAILED_FAILURE,
+	FAILED_NATTS = FAILED_FAILURE
+};
+
+/* columns of jq.pauses */
+enum
+{
+	PAUSES_QUEUE = 1,
+	PAUSES_PAUSED_AT,
+	PAUSES_PAUSED_BY,
+	PAUSES_REASON,
+	PAUSES_UNTIL
+};
+
+/* columns of jq.cancellations */
+enum
+{
+	CANCELLATIONS_ID = 1,
+	CANCELLATIONS_STAMP,
+	CANCELLATIONS_REQUESTED_AT,
+	CANCELLATIONS_REQUESTED_BY,
+	CANCELLATIONS_REASON,
+	CANCELLATIONS_NATTS = CANCELLATIONS_REASON
+};
+
+/* columns of jq.results */
+enum
+{
+	RESULTS_ID = 1,
+	RESULTS_ROLE,
+	RESULTS_DONE_AT,
+	RESULTS_KEEP_UNTIL,
+	RESULTS_RESULT,
+	RESULTS_NATTS = RESULTS_RESULT
+};
+
+/* columns of jq.attempts */
+enum
+{
+	ATTEMPTS_ID = 1,
+	ATTEMPTS_ATTEMPT,
+	ATTEMPTS_NAME,
+	ATTEMPTS_QUEUE,
+	ATTEMPTS_ROLE,
+	ATTEMPTS_PID,
+	ATTEMPTS_STARTED_AT,
+	ATTEMPTS_ENDED_AT,
+	ATTEMPTS_OUTCOME,
+	ATTEMPTS_SQLSTATE,
+	ATTEMPTS_ERROR,
+	ATTEMPTS_LOG,
+	ATTEMPTS_NATTS = ATTEMPTS_LOG
 };
 
 /* columns of jq.handlers and jq.handler_aliases */
@@ -76,6 +135,13 @@ enum
 	HANDLERS_MAX_ATTEMPTS,
 	HANDLERS_TIMEOUT,
 	HANDLERS_BACKOFF,
+	HANDLERS_RETRY_FOR,
+	HANDLERS_EXPIRES,
+	HANDLERS_FAIL_ON_TIMEOUT,
+	HANDLERS_MAX_EXCEPTIONS,
+	HANDLERS_PERMANENT_ERRORS,
+	HANDLERS_ON_FAILED,
+	HANDLERS_KEEP_RESULT,
 	ALIASES_ALIAS = 1,
 	ALIASES_NAME
 };
@@ -94,10 +160,17 @@ typedef struct JqCatalog
 	Oid			owner;			/* of the extension */
 	Oid			schema;
 	Oid			jobs;
+	Oid			jobs_pkey;
 	Oid			jobs_due;
 	Oid			jobs_sequence;
 	Oid			failed_jobs;
 	Oid			failed_jobs_pkey;
+	Oid			pauses;
+	Oid			cancellations;
+	Oid			cancellations_id;
+	Oid			results;
+	Oid			results_id;
+	Oid			attempts;
 	Oid			handlers;
 	Oid			handlers_pkey;
 	Oid			handler_aliases;

@@ -50,6 +50,8 @@
 
 /* A row that somebody else than a worker holds is looked at again after: */
 #define BLOCKED_RECHECK_US	INT64CONST(200000)
+/* One that is leased to a session of this server, since that may end: */
+#define HOLDER_RECHECK_US	USECS_PER_SEC
 
 /* What a search in one lane works with. */
 typedef struct Probe
@@ -91,7 +93,6 @@ static ProbeResult search_range(Probe *probe, IndexScanDesc scan, int range,
 								JqJob *job);
 static ProbeResult try_row(Probe *probe, int range, JqJob *job);
 static ProbeResult claim_row(Probe *probe, int range, JqKey key, JqJob *job);
-static void read_job(TupleTableSlot *row, JqJob *job);
 static void finish_empty(Probe *probe);
 
 /* ---------------------------------------------------------------------
@@ -137,8 +138,9 @@ queue_rank(List *queues, const char *queue)
 }
 
 /*
- * The earliest time at which a served lane of the set may have a due job;
- * DT_NOEND: none is known.  The caller holds the lock.
+ * The earliest time at which a served lane of the set may have a due job that
+ * is not held back by a pause; DT_NOEND: none is known.  The caller holds the
+ * lock, and knows the pauses (jq_load_pauses).
  */
 TimestampTz
 jq_lanes_due(const JqLaneSet *set, List *queues)
@@ -150,7 +152,7 @@ jq_lanes_due(const JqLaneSet *set, List *queues)
 		const JqLane *lane = &set->lanes[n];
 
 		if (lane->due < due && queue_rank(queues, lane->queue) >= 0)
-			due = lane->due;
+			due = Min(due, Max(lane->due, jq_paused_until(lane->queue)));
 	}
 	return due;
 }
@@ -178,7 +180,7 @@ pick_lane(Probe *probe, List *queues)
 		if (lane->due > probe->now)
 			continue;
 		rank = queue_rank(queues, lane->queue);
-		if (rank < 0)
+		if (rank < 0 || jq_paused_until(lane->queue) > probe->now)
 			continue;
 
 		if (best == NULL || rank < best_rank ||
@@ -241,8 +243,9 @@ pick_lane(Probe *probe, List *queues)
  * and fill in *job, in the current memory context.  Returns false if nothing
  * is due.
  *
- * The caller is in a transaction without an active snapshot; on return with a
- * job there is one, as of the claim.  A worker's slot names the job then.
+ * The caller is in a transaction without an active snapshot, and knows the
+ * pauses (jq_load_pauses); on return with a job there is a snapshot, as of the
+ * claim.  A worker's slot names the job then.
  */
 bool
 jq_claim_next(JqLaneSet *set, List *queues, JqJob *job)
@@ -465,6 +468,29 @@ search_range(Probe *probe, IndexScanDesc scan, int range, JqJob *job)
 }
 
 /*
+ * Whether the row is held under a lease; *recheck is when to look again.  The
+ * lease of a session of this server ends with the session.
+ */
+static bool
+is_leased(Probe *probe, TimestampTz *recheck)
+{
+	TupleTableSlot *row = probe->row;
+	bool		isnull;
+	Datum		until = slot_getattr(row, JOBS_LEASE_UNTIL, &isnull);
+	Datum		pid;
+
+	if (isnull || DatumGetTimestampTz(until) <= probe->now)
+		return false;
+	*recheck = DatumGetTimestampTz(until);
+	pid = slot_getattr(row, JOBS_HOLDER_PID, &isnull);
+	if (isnull)
+		return true;
+	*recheck = Min(*recheck, probe->now + HOLDER_RECHECK_US);
+	return jq_holder_lives(DatumGetInt32(pid),
+						   DatumGetTimestampTz(slot_getattr(row, JOBS_HOLDER_STARTED, &isnull)));
+}
+
+/*
  * Claim the visible row in probe->row, unless it is not due, not free, or not
  * the next one.  PROBE_EMPTY means to go on with the next row, if there is
  * one that can be due.
@@ -473,7 +499,7 @@ static ProbeResult
 try_row(Probe *probe, int range, JqJob *job)
 {
 	TupleTableSlot *row = probe->row;
-	Datum		lease_until;
+	TimestampTz recheck;
 	bool		isnull;
 	JqKey		key;
 
@@ -494,10 +520,9 @@ try_row(Probe *probe, int range, JqJob *job)
 	if (is_held(probe, key.id))
 		return PROBE_EMPTY;
 
-	lease_until = slot_getattr(row, JOBS_LEASE_UNTIL, &isnull);
-	if (!isnull && DatumGetTimestampTz(lease_until) > probe->now)
+	if (is_leased(probe, &recheck))
 	{
-		note_blocked(probe, range, key, DatumGetTimestampTz(lease_until));
+		note_blocked(probe, range, key, recheck);
 		return PROBE_EMPTY;
 	}
 	if (key.at > probe->rival)
@@ -514,10 +539,11 @@ try_row(Probe *probe, int range, JqJob *job)
 /*
  * Say in our slot that we hold the job, and note how far the search has come,
  * in all ranges up to this one.  PROBE_EMPTY means that another worker was
- * first, PROBE_AGAIN that another job comes first.
+ * first, or that the job must wait for another suspect of a crash; PROBE_AGAIN
+ * that another job comes first.
  */
 static ProbeResult
-announce_claim(Probe *probe, int range, JqKey key)
+announce_claim(Probe *probe, int range, JqKey key, int64 stamp)
 {
 	JqLaneSet  *set = probe->set;
 	JqLane	   *lane = &set->lanes[probe->laneno];
@@ -525,6 +551,14 @@ announce_claim(Probe *probe, int range, JqKey key)
 
 	if (set->shared)
 	{
+		bool		suspect = JqJournal->nsuspects > 0 &&
+			jq_is_suspect(MyDatabaseId, key.id, stamp);
+
+		if (suspect && jq_suspect_runs())
+		{
+			note_blocked(probe, range, key, probe->now + BLOCKED_RECHECK_US);
+			return PROBE_EMPTY;
+		}
 		for (int i = 0; i < JqShared->nslots; i++)
 		{
 			JqSlot	   *slot = &JqSlots[i];
@@ -538,7 +572,7 @@ announce_claim(Probe *probe, int range, JqKey key)
 		MyJqSlot->job_id = key.id;
 		MyJqSlot->job_lane = probe->laneno;
 		MyJqSlot->job_key = key;
-		MyJqSlot->job_begun = false;
+		MyJqSlot->suspect = suspect;
 	}
 
 	for (int i = 0; i <= range; i++)
@@ -572,7 +606,10 @@ withdraw_claim(Probe *probe, JqKey key, bool live)
 
 	lock_lanes(probe->set, LW_EXCLUSIVE);
 	if (probe->set->shared)
+	{
 		MyJqSlot->job_id = 0;
+		MyJqSlot->suspect = false;
+	}
 	if (live)
 		jq_lane_lower(lane, probe->set->shared ? probe->laneno : -1, key, key);
 	unlock_lanes(probe->set);
@@ -589,9 +626,11 @@ claim_row(Probe *probe, int range, JqKey key, JqJob *job)
 	ItemPointerData tid = probe->row->tts_tid;
 	TM_Result	locking;
 	ProbeResult result;
+	bool		isnull;
+	int64		stamp = DatumGetInt64(slot_getattr(probe->row, JOBS_STAMP, &isnull));
 
 	lock_lanes(probe->set, LW_EXCLUSIVE);
-	result = announce_claim(probe, range, key);
+	result = announce_claim(probe, range, key, stamp);
 	unlock_lanes(probe->set);
 	if (result != PROBE_CLAIMED)
 		return result;
@@ -601,10 +640,7 @@ claim_row(Probe *probe, int range, JqKey key, JqJob *job)
 							   GetCurrentCommandId(false), LockTupleExclusive,
 							   LockWaitSkip, 0, &tmfd);
 	if (locking == TM_Ok)
-	{
-		job->tid = locked->tts_tid;
-		read_job(locked, job);
-	}
+		jq_read_job(locked, job);
 	ExecDropSingleTupleTableSlot(locked);
 	if (locking == TM_Ok)
 		return PROBE_CLAIMED;
@@ -653,12 +689,13 @@ finish_empty(Probe *probe)
 /*
  * Copy a row of jq.jobs, so that it can be used when the row is gone.
  */
-static void
-read_job(TupleTableSlot *row, JqJob *job)
+void
+jq_read_job(TupleTableSlot *row, JqJob *job)
 {
 	Datum	   *values = row->tts_values;
 
 	slot_getallattrs(row);
+	job->tid = row->tts_tid;
 	job->id = DatumGetInt64(values[JOBS_ID - 1]);
 	job->stamp = DatumGetInt64(values[JOBS_STAMP - 1]);
 	job->available_at = DatumGetTimestampTz(values[JOBS_AVAILABLE_AT - 1]);
@@ -669,7 +706,12 @@ read_job(TupleTableSlot *row, JqJob *job)
 	job->role = TextDatumGetCString(values[JOBS_ROLE - 1]);
 	job->queue = TextDatumGetCString(values[JOBS_QUEUE - 1]);
 	job->name = TextDatumGetCString(values[JOBS_NAME - 1]);
-	job->payload = PointerGetDatum(PG_DETOAST_DATUM_COPY(values[JOBS_PAYLOAD - 1]));
+	job->exceptions = DatumGetInt32(values[JOBS_EXCEPTIONS - 1]);
+	job->counts_from = row->tts_isnull[JOBS_COUNTS_FROM - 1] ? job->created_at :
+		DatumGetTimestampTz(values[JOBS_COUNTS_FROM - 1]);
+	job->payload = jq_copy_jsonb(row, JOBS_PAYLOAD);
+	job->meta = jq_copy_jsonb(row, JOBS_META);
+	job->failure = jq_copy_jsonb(row, JOBS_FAILURE);
 	job->token = row->tts_isnull[JOBS_TOKEN - 1] ? 0 :
 		DatumGetInt64(values[JOBS_TOKEN - 1]);	/* of a lease that ended */
 }

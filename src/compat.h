@@ -20,6 +20,7 @@
 #include "postmaster/bgworker.h"
 #include "storage/latch.h"
 #include "utils/acl.h"
+#include "utils/backend_status.h"
 #include "utils/guc.h"
 #include "utils/wait_event.h"
 
@@ -48,6 +49,9 @@ object_ownercheck(Oid classid, Oid objectid, Oid roleid)
 	Assert(classid == DatabaseRelationId);
 	return pg_database_ownercheck(objectid, roleid);
 }
+
+#define pgstat_get_local_beentry_by_index(index) \
+	pgstat_fetch_stat_local_beentry(index)
 
 #endif							/* < 16 */
 

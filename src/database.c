@@ -16,8 +16,6 @@
  */
 #include "postgres.h"
 
-#include <signal.h>
-
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "commands/dbcommands.h"
@@ -66,12 +64,10 @@ send_away(JqDatabase *database)
 		present++;
 		if (slot->latch == NULL)
 			continue;
-		if (!slot->leave || slot->job_begun)
+		if (!slot->leave || jq_attempt_of(slot)->begun)
 		{
-			/* under the lock the pid is the worker's: it detaches under it */
 			slot->leave = true;
-			if (slot->job_begun)
-				(void) kill(slot->pid, SIGTERM);
+			jq_slot_end_worker(slot, true);
 			SetLatch(slot->latch);
 		}
 	}

@@ -39,6 +39,7 @@ enum
 	SPEC_DELAY,
 	SPEC_RUN_AT,
 	SPEC_MAX_ATTEMPTS,
+	SPEC_META,
 	SPEC_NATTS
 };
 
@@ -110,7 +111,7 @@ dispatch(const Datum *values, const bool *nulls)
 	static Oid	role_cached = InvalidOid;
 	static uint64 role_epoch = 0;
 	static char role[NAMEDATALEN];
-	JqJob		job;
+	JqJob		job = {0};
 
 	if (nulls[SPEC_NAME])
 		ereport(ERROR,
@@ -154,8 +155,10 @@ dispatch(const Datum *values, const bool *nulls)
 	job.role = role;
 	job.created_at = GetCurrentTimestamp();
 	job.available_at = due_time(values, nulls, job.created_at);
-	job.attempts = 0;
+	job.counts_from = job.available_at;
 	job.payload = values[SPEC_PAYLOAD];
+	if (!nulls[SPEC_META])
+		job.meta = values[SPEC_META];
 	job.stamp = jq_random_stamp();
 	job.id = jq_next_job_id();
 
@@ -164,7 +167,8 @@ dispatch(const Datum *values, const bool *nulls)
 }
 
 /*
- * jq.dispatch(name, payload, queue, priority, delay, run_at, max_attempts)
+ * jq.dispatch(name, payload, queue, priority, delay, run_at, max_attempts,
+ *			   meta)
  */
 Datum
 jq_dispatch(PG_FUNCTION_ARGS)
@@ -294,4 +298,28 @@ jq_dispatch_specs(PG_FUNCTION_ARGS)
 
 	error_context_stack = errcallback.previous;
 	return (Datum) 0;
+}
+
+/*
+ * Queue the job that follows another one's failure, for the role of that one.
+ * name, role, payload, meta and failure are given, the rest is as the handler
+ * says.  Raises an error if the role may not dispatch it.
+ */
+void
+jq_dispatch_follow_up(JqJob *follow, Oid roleid)
+{
+	const JqHandler *handler = jq_find_handler(follow->name);
+
+	if (handler == NULL)
+		jq_report_unregistered(follow->name);
+	if (!OidIsValid(roleid))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("role \"%s\" does not exist", follow->role)));
+	follow->queue = pstrdup(handler->queue);
+	follow->priority = handler->priority;
+	follow->max_attempts = handler->max_attempts;
+	jq_check_handler_rights(handler, roleid);
+	jq_require_dispatch(roleid, follow->queue);
+	jq_insert_job(follow, roleid);
 }

@@ -13,10 +13,8 @@
  */
 #include "postgres.h"
 
-#include "access/htup_details.h"
 #include "access/xact.h"
 #include "commands/trigger.h"
-#include "funcapi.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
@@ -27,23 +25,12 @@
 #include "utils/memutils.h"
 #include "utils/timeout.h"
 #include "utils/timestamp.h"
-#include "utils/typcache.h"
 
 #include "compat.h"
 #include "jq.h"
 
-/* attributes of jq.context */
-enum
-{
-	CONTEXT_ID,
-	CONTEXT_NAME,
-	CONTEXT_QUEUE,
-	CONTEXT_ATTEMPT,
-	CONTEXT_MAX_ATTEMPTS,
-	CONTEXT_DISPATCHED_AT,
-	CONTEXT_DISPATCHED_BY,
-	CONTEXT_NATTS
-};
+/* An attempt that met a deadlock or the like is made so often. */
+#define MAX_TRIES 5
 
 static TimeoutId attempt_timeout = MAX_TIMEOUTS;
 static volatile sig_atomic_t timed_out = false;
@@ -56,11 +43,18 @@ static Datum call_function(const JqHandler *handler, const JqJob *job,
  * --------------------------------------------------------------------- */
 
 /*
- * The time is up: interrupt the handler as a cancel request would.
+ * The time is up: interrupt the handler as a cancel request would.  If it
+ * traps that and is still there after the grace, its worker has to go.  A
+ * session that is no worker is its user's, and is only interrupted again.
  */
 static void
 attempt_timed_out(void)
 {
+	if (timed_out && MyJqAttempt)
+	{
+		MyJqAttempt->timed_out = true;
+		ProcDiePending = true;
+	}
 	timed_out = true;
 	InterruptPending = true;
 	QueryCancelPending = true;
@@ -74,13 +68,14 @@ attempt_timed_out(void)
 static void
 start_timeout(const JqHandler *handler)
 {
+	TimestampTz end;
+
 	if (handler->timeout_us == 0)
 		return;
-	timed_out = false;
 	if (attempt_timeout == MAX_TIMEOUTS)
 		attempt_timeout = RegisterTimeout(USER_TIMEOUT, attempt_timed_out);
-	enable_timeout_after(attempt_timeout,
-						 (int) ((handler->timeout_us + 999) / 1000));
+	end = GetCurrentTimestamp() + handler->timeout_us;
+	enable_timeout_every(attempt_timeout, end, jq_cancel_grace);
 }
 
 /*
@@ -112,7 +107,8 @@ timed_out_message(const JqHandler *handler)
  * --------------------------------------------------------------------- */
 
 /*
- * Run a job's handler and fill in *result.  flinfo is for the handler's
+ * Run a job's handler and fill in *result.  To the handler, the job is the
+ * current one meanwhile.  flinfo is for the handler's
  * function, and may be kept by the caller from call to call.
  *
  * When this returns, the handler has kept its time limit, and the settings
@@ -126,7 +122,12 @@ jq_call_handler(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 {
 	MemoryContext cxt = CurrentMemoryContext;
 	int			guc_level = NewGUCNestLevel();
+	const JqHandler *outer_handler;
+	const JqJob *outer_job = jq_current(&outer_handler);
 
+	if (outer_job == NULL)
+		timed_out = false;
+	jq_set_current_job(handler, job);
 	start_timeout(handler);
 	PG_TRY();
 	{
@@ -136,6 +137,7 @@ jq_call_handler(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 	}
 	PG_CATCH();
 	{
+		jq_return_to_job(outer_handler, outer_job);
 		if (stop_timeout(handler) && geterrcode() == ERRCODE_QUERY_CANCELED)
 		{
 			ErrorData  *edata;
@@ -149,6 +151,8 @@ jq_call_handler(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
+
+	jq_return_to_job(outer_handler, outer_job);
 
 	/* it may have trapped the interrupt, and then it has had its time */
 	if (stop_timeout(handler))
@@ -180,29 +184,6 @@ jq_set_local_synchronous_commit(int value)
 }
 
 static Datum
-make_context(const JqJob *job)
-{
-	TupleDesc	desc = lookup_rowtype_tupdesc(jq_catalog()->context_type, -1);
-	Datum		values[CONTEXT_NATTS];
-	bool		nulls[CONTEXT_NATTS] = {false};
-	HeapTuple	tuple;
-
-	if (desc->natts != CONTEXT_NATTS)
-		elog(ERROR, "jq.context has %d attributes instead of %d",
-			 desc->natts, CONTEXT_NATTS);
-	values[CONTEXT_ID] = Int64GetDatum(job->id);
-	values[CONTEXT_NAME] = CStringGetTextDatum(job->name);
-	values[CONTEXT_QUEUE] = CStringGetTextDatum(job->queue);
-	values[CONTEXT_ATTEMPT] = Int32GetDatum(job->attempts + 1);
-	values[CONTEXT_MAX_ATTEMPTS] = Int32GetDatum(job->max_attempts);
-	values[CONTEXT_DISPATCHED_AT] = TimestampTzGetDatum(job->created_at);
-	values[CONTEXT_DISPATCHED_BY] = CStringGetTextDatum(job->role);
-	tuple = heap_form_tuple(desc, values, nulls);
-	ReleaseTupleDesc(desc);
-	return HeapTupleGetDatum(tuple);
-}
-
-static Datum
 call_function(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 			  bool *isnull)
 {
@@ -216,7 +197,7 @@ call_function(const JqHandler *handler, const JqJob *job, FmgrInfo *flinfo,
 	fcinfo->args[0].isnull = false;
 	if (handler->takes_context)
 	{
-		fcinfo->args[1].value = make_context(job);
+		fcinfo->args[1].value = jq_make_context(handler, job);
 		fcinfo->args[1].isnull = false;
 	}
 
@@ -261,63 +242,191 @@ storable_text(const char *text)
 }
 
 /*
- * Make the current error a failure in the given memory context, and end the
- * error's processing.  The caller still has to abort the (sub)transaction.
+ * Whether the error is the verdict that the handler gave.  A language that
+ * does not pass on the SQLSTATE of an error passes on its message.
+ */
+static bool
+is_verdict(const ErrorData *edata, const JqVerdict *verdict)
+{
+	if (verdict->sqlerrcode == 0)
+		return false;
+	if (edata->sqlerrcode == verdict->sqlerrcode)
+		return true;
+	return edata->sqlerrcode == ERRCODE_EXTERNAL_ROUTINE_EXCEPTION &&
+		edata->message && strncmp(edata->message, verdict->message,
+								  strlen(verdict->message)) == 0;
+}
+
+/*
+ * Classify a failure by its SQLSTATE, be it from jq.fail() and its like or
+ * from an error that the handler raised under it.
+ */
+static void
+classify(JqFailure *failure)
+{
+	switch (failure->sqlerrcode)
+	{
+		case ERRCODE_JQ_FAILED:
+			failure->permanent = true;
+			failure->exception = true;
+			break;
+		case ERRCODE_JQ_RELEASED:
+			failure->end = JQ_END_RELEASED;
+			failure->unspent = true;
+			break;
+		case ERRCODE_JQ_SKIPPED:
+			failure->end = JQ_END_SKIPPED;
+			break;
+		default:
+			failure->timed_out = timed_out &&
+				failure->sqlerrcode == ERRCODE_QUERY_CANCELED;
+			failure->exception = !failure->timed_out;
+			break;
+	}
+}
+
+/*
+ * Make the current error a failure in the given memory context.  The caller
+ * still has to end the error's processing and abort the (sub)transaction.
  */
 JqFailure *
 jq_capture_failure(MemoryContext cxt)
 {
 	MemoryContext oldcxt = MemoryContextSwitchTo(cxt);
 	ErrorData  *edata = CopyErrorData();
+	const JqVerdict *verdict = jq_last_verdict();
 	JqFailure  *failure = palloc0(sizeof(JqFailure));
 
-	FlushErrorState();
 	failure->sqlerrcode = edata->sqlerrcode;
-	failure->message = storable_text(edata->message ? edata->message : "missing error text");
+	failure->message = edata->message ? edata->message : "missing error text";
+	if (is_verdict(edata, verdict))
+	{
+		failure->sqlerrcode = verdict->sqlerrcode;
+		failure->message = pstrdup(verdict->message);
+		failure->delay = verdict->delay;
+	}
+	failure->message = storable_text(failure->message);
 	failure->detail = storable_text(edata->detail);
 	failure->hint = storable_text(edata->hint);
 	failure->context = storable_text(edata->context);
+	failure->log = storable_text(jq_current_log());
+	classify(failure);
 	MemoryContextSwitchTo(oldcxt);
 	return failure;
 }
 
-static JqFailure *
-make_failure(int sqlerrcode, bool permanent, char *message)
+/*
+ * A failure that is no error, in the current memory context; message is kept.
+ */
+JqFailure *
+jq_make_failure(int sqlerrcode, char *message)
 {
 	JqFailure  *failure = palloc0(sizeof(JqFailure));
 
 	failure->sqlerrcode = sqlerrcode;
-	failure->permanent = permanent;
 	failure->message = message;
 	return failure;
 }
 
 /*
- * If a claimed job must not be run but settled, say how: its last attempt
- * ended with its worker and is not counted yet, or it has none left, its last
- * one having ended with its lease.  Else NULL.
+ * Whether the attempt is to be repeated at once without being spent: what it
+ * failed of comes from others, and is over now.  tries: how often it was made.
  */
-JqFailure *
-jq_failure_before_start(const JqJob *job)
+bool
+jq_worth_repeating(const JqFailure *failure, int tries)
 {
-	pid_t		pid;
-
-	if (jq_is_unsettled(job, &pid))
-		return make_failure(ERRCODE_OPERATOR_INTERVENTION, false,
-							psprintf("worker process with PID %d ended while it ran the job",
-									 (int) pid));
-	if (job->attempts >= job->max_attempts)
-		return make_failure(ERRCODE_OPERATOR_INTERVENTION, true,
-							pstrdup("session that ran the last attempt did not record its end"));
-	return NULL;
+	return tries < MAX_TRIES &&
+		(failure->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED ||
+		 failure->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE);
 }
 
 /*
- * The failure of a job whose handler nobody has registered.
+ * How the attempt failed whose worker died; the rest of *job is told of it.
+ */
+static JqFailure *
+failure_of_dead(JqJob *job, const JqUnsettled *unsettled)
+{
+	const JqAttempt *attempt = &unsettled->attempt;
+	JqFailure  *failure;
+
+	switch (unsettled->death)
+	{
+		case JQ_DEATH_CANCEL:
+			failure = jq_make_failure(ERRCODE_JQ_CANCELLED, NULL);
+			failure->end = JQ_END_CANCELLED;
+			break;
+		case JQ_DEATH_TIMEOUT:
+			failure = jq_make_failure(ERRCODE_QUERY_CANCELED,
+									  psprintf("handler \"%s\" did not end when its time was up, so worker process with PID %d was ended",
+											   job->name, (int) attempt->pid));
+			failure->timed_out = true;
+			break;
+		case JQ_DEATH_CRASH:
+			failure = jq_make_failure(ERRCODE_CRASH_SHUTDOWN,
+									  psprintf("worker process with PID %d crashed or was killed while it ran the job",
+											   (int) attempt->pid));
+			break;
+		default:
+			failure = jq_make_failure(ERRCODE_OPERATOR_INTERVENTION,
+									  psprintf("worker process with PID %d ended while it ran the job",
+											   (int) attempt->pid));
+			break;
+	}
+	failure->log = attempt->report.log[0] != '\0' ?
+		storable_text(attempt->report.log) : NULL;
+	job->pid = attempt->pid;
+	job->started_at = attempt->started_at;
+	return failure;
+}
+
+static JqFailure *
+permanent_failure(int sqlerrcode, char *message)
+{
+	JqFailure  *failure = jq_make_failure(sqlerrcode, message);
+
+	failure->permanent = true;
+	failure->unspent = true;
+	return failure;
+}
+
+/*
+ * If a claimed job must not be run but settled, say how: its last attempt
+ * ended with its worker and is not counted yet, or it may not be run any more.
+ * Else NULL.  handler is NULL if nobody has registered it.
  */
 JqFailure *
-jq_unregistered_failure(const JqJob *job)
+jq_failure_before_start(JqJob *job, const JqHandler *handler)
 {
-	return make_failure(ERRCODE_UNDEFINED_OBJECT, true,
-						psprintf("handler \"%s\" is not registered", job->name));
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz deadline = jq_deadline(handler, job);
+	JqUnsettled unsettled;
+
+	if (jq_is_unsettled(job, &unsettled))
+		return failure_of_dead(job, &unsettled);
+
+	if (deadline != DT_NOEND)
+	{
+		if (job->attempts > 0 && now > deadline)
+			return permanent_failure(ERRCODE_JQ_EXPIRED,
+									 pstrdup("time for further attempts was over before the next one began"));
+	}
+	else if (job->attempts >= job->max_attempts)
+		return permanent_failure(ERRCODE_OPERATOR_INTERVENTION,
+								 job->token != 0 ?
+								 pstrdup("session that ran the last attempt did not record its end") :
+								 pstrdup("no attempt is left"));
+
+	if (handler == NULL)
+	{
+		JqFailure  *failure = permanent_failure(ERRCODE_UNDEFINED_OBJECT,
+												psprintf("handler \"%s\" is not registered", job->name));
+
+		failure->unspent = false;
+		return failure;
+	}
+	if (!jq_interval_is_zero(&handler->expires) &&
+		now > jq_time_after(job->counts_from, &handler->expires))
+		return permanent_failure(ERRCODE_JQ_EXPIRED,
+								 pstrdup("job expired before it was started"));
+	return NULL;
 }

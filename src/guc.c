@@ -70,6 +70,27 @@ bool		jq_require_handler = true;
  */
 int			jq_after_restore = JQ_AFTER_RESTORE_HOLD;
 
+/*
+ * How long running jobs may go on when the server is shut down, in seconds.
+ */
+int			jq_shutdown_grace = 30;
+
+/*
+ * How long a handler may go on after it was interrupted, by jq.cancel() or its
+ * time limit, before its worker is ended; in milliseconds.
+ */
+int			jq_cancel_grace = 5000;
+
+/*
+ * Whether jobs that fail for good are told of by NOTIFY jq_failed.
+ */
+bool		jq_notify_failed = false;
+
+/*
+ * How long the history of attempts is kept, in minutes; 0: none is written.
+ */
+int			jq_keep_attempts = 0;
+
 static const struct config_enum_entry commit_wait_options[] = {
 	{"auto", JQ_COMMIT_WAIT_AUTO, false},
 	{"on", JQ_COMMIT_WAIT_ON, false},
@@ -202,6 +223,38 @@ jq_define_settings(void)
 							 after_restore_options,
 							 PGC_SUSET, 0,
 							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("jq.shutdown_grace",
+							"Time for which running jobs may go on when the server is shut down.",
+							"Jobs that are interrupted then keep their attempt.",
+							&jq_shutdown_grace,
+							30, 0, INT_MAX / 1000,
+							PGC_SIGHUP, GUC_UNIT_S,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("jq.cancel_grace",
+							"Time for which a handler may go on after it was interrupted.",
+							"A handler that jq.cancel() or its time limit has interrupted and that has not ended by then is ended with its worker.",
+							&jq_cancel_grace,
+							5000, 1, INT_MAX,
+							PGC_SIGHUP, GUC_UNIT_MS,
+							NULL, NULL, NULL);
+
+	DefineCustomBoolVariable("jq.notify_failed",
+							 "Sends NOTIFY jq_failed with the id of each job that fails for good.",
+							 NULL,
+							 &jq_notify_failed,
+							 false,
+							 PGC_SUSET, 0,
+							 NULL, NULL, NULL);
+
+	DefineCustomIntVariable("jq.keep_attempts",
+							"Time for which each attempt of a job is kept in jq.attempts.",
+							"0 writes no history.",
+							&jq_keep_attempts,
+							0, 0, INT_MAX / 60,
+							PGC_SUSET, GUC_UNIT_MIN,
+							NULL, NULL, NULL);
 
 	MarkGUCPrefixReserved("jq");
 }

@@ -39,6 +39,10 @@
 /* Longest timeout: what a timer can be set to, about 24 days. */
 #define MAX_TIMEOUT_US	(INT64CONST(1000) * INT_MAX)
 
+/* Longest wait, and the like: 100 years. */
+#define MAX_SPAN_US \
+	(INT64CONST(100) * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
+
 typedef struct HandlerEntry
 {
 	char		name[JQ_NAME_MAX + 1];
@@ -49,6 +53,9 @@ static MemoryContext cache_cxt = NULL;
 static HTAB *cache = NULL;
 static uint64 cache_epoch = 0;
 
+static void read_policy(JqHandler *handler, const Datum *values,
+						const bool *nulls);
+static int *read_sqlstates(ArrayType *array, int *count);
 static void find_function(JqHandler *handler);
 static int64 interval_us(const Interval *interval);
 
@@ -145,7 +152,67 @@ read_handler(JqHandler *handler, HeapTuple tuple, TupleDesc desc)
 		for (int i = 0; i < handler->nbackoff; i++)
 			handler->backoff[i] = *DatumGetIntervalP(elements[i]);
 	}
+	read_policy(handler, values, nulls);
 	find_function(handler);
+}
+
+static void
+read_interval(Interval *interval, const Datum *values, const bool *nulls,
+			  int column)
+{
+	if (!nulls[column - 1])
+		*interval = *DatumGetIntervalP(values[column - 1]);
+}
+
+/*
+ * The same for what is to happen when its jobs fail or are done.
+ */
+static void
+read_policy(JqHandler *handler, const Datum *values, const bool *nulls)
+{
+	read_interval(&handler->retry_for, values, nulls, HANDLERS_RETRY_FOR);
+	read_interval(&handler->expires, values, nulls, HANDLERS_EXPIRES);
+	read_interval(&handler->keep_result, values, nulls, HANDLERS_KEEP_RESULT);
+	handler->fail_on_timeout = DatumGetBool(values[HANDLERS_FAIL_ON_TIMEOUT - 1]);
+	if (!nulls[HANDLERS_MAX_EXCEPTIONS - 1])
+		handler->max_exceptions = DatumGetInt32(values[HANDLERS_MAX_EXCEPTIONS - 1]);
+	if (!nulls[HANDLERS_PERMANENT_ERRORS - 1])
+		handler->permanent =
+			read_sqlstates(DatumGetArrayTypeP(values[HANDLERS_PERMANENT_ERRORS - 1]),
+						   &handler->npermanent);
+	if (!nulls[HANDLERS_ON_FAILED - 1])
+		text_to_cstring_buffer(DatumGetTextPP(values[HANDLERS_ON_FAILED - 1]),
+							   handler->on_failed, sizeof(handler->on_failed));
+}
+
+/*
+ * The errors in an array of SQLSTATEs and classes.
+ */
+static int *
+read_sqlstates(ArrayType *array, int *count)
+{
+	Datum	   *elements;
+	bool	   *nulls;
+	int		   *result;
+
+	deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT,
+					  &elements, &nulls, count);
+	result = palloc(*count * sizeof(int));
+	for (int i = 0; i < *count; i++)
+	{
+		char	   *code = nulls[i] ? "" : TextDatumGetCString(elements[i]);
+
+		if (strspn(code, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") != strlen(code) ||
+			(strlen(code) != 5 && strlen(code) != 2))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("permanent_errors must hold SQLSTATEs of five characters, or their classes of two"),
+					 errdetail("\"%s\" is neither.", code)));
+		result[i] = strlen(code) == 5 ?
+			MAKE_SQLSTATE(code[0], code[1], code[2], code[3], code[4]) :
+			MAKE_SQLSTATE(code[0], code[1], '0', '0', '0');
+	}
+	return result;
 }
 
 /*
@@ -260,7 +327,42 @@ jq_copy_handler(const JqHandler *handler)
 		memcpy(copy->backoff, handler->backoff,
 			   handler->nbackoff * sizeof(Interval));
 	}
+	if (handler->npermanent > 0)
+	{
+		copy->permanent = palloc(handler->npermanent * sizeof(int));
+		memcpy(copy->permanent, handler->permanent,
+			   handler->npermanent * sizeof(int));
+	}
 	return copy;
+}
+
+bool
+jq_interval_is_zero(const Interval *interval)
+{
+	return interval->time == 0 && interval->day == 0 && interval->month == 0;
+}
+
+/*
+ * The time plus an interval, as PostgreSQL adds them.
+ */
+TimestampTz
+jq_time_after(TimestampTz time, const Interval *interval)
+{
+	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												   TimestampTzGetDatum(time),
+												   IntervalPGetDatum(interval)));
+}
+
+/*
+ * The time after which no attempt of the job is made; DT_NOEND if it is their
+ * number that counts.  handler may be NULL.
+ */
+TimestampTz
+jq_deadline(const JqHandler *handler, const JqJob *job)
+{
+	if (handler == NULL || jq_interval_is_zero(&handler->retry_for))
+		return DT_NOEND;
+	return jq_time_after(job->counts_from, &handler->retry_for);
 }
 
 /*
@@ -450,7 +552,7 @@ check_backoff(ArrayType *backoff)
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("backoff must not contain NULL")));
 		us = interval_us(DatumGetIntervalP(elements[i]));
-		if (us < 0 || us > INT64CONST(100) * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
+		if (us < 0 || us > MAX_SPAN_US)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("backoff must lie between 0 and 100 years")));
@@ -475,15 +577,67 @@ name_argument(FunctionCallInfo fcinfo, int n, const char *what)
 }
 
 /*
- * jq.register(handler, name, queue, max_attempts, timeout, backoff, priority)
+ * Check a length of time that a handler may have, argument n.
+ */
+static void
+check_span(FunctionCallInfo fcinfo, int n, const char *what)
+{
+	int64		us;
+
+	if (PG_ARGISNULL(n))
+		return;
+	us = interval_us(PG_GETARG_INTERVAL_P(n));
+	if (us <= 0 || us > MAX_SPAN_US)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be greater than zero and at most 100 years", what)));
+}
+
+/*
+ * Check what is to happen when jobs fail: arguments 7 to 12 of jq.register().
+ */
+static void
+check_policy(FunctionCallInfo fcinfo)
+{
+	check_span(fcinfo, 7, "retry_for");
+	check_span(fcinfo, 8, "expires");
+	check_span(fcinfo, 13, "keep_result");
+	if (!PG_ARGISNULL(10) && PG_GETARG_INT32(10) <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_exceptions must be at least 1"),
+				 errhint("NULL means no limit of its own.")));
+	if (!PG_ARGISNULL(11))
+	{
+		int			count;
+
+		(void) read_sqlstates(PG_GETARG_ARRAYTYPE_P(11), &count);
+	}
+	if (!PG_ARGISNULL(12))
+	{
+		text	   *name = name_argument(fcinfo, 12, "handler");
+
+		if (jq_find_handler(text_to_cstring(name)) == NULL)
+			ereport(NOTICE,
+					(errmsg("handler \"%s\", given as on_failed, is not registered yet",
+							text_to_cstring(name))));
+	}
+}
+
+/*
+ * jq.register(handler, name, queue, max_attempts, timeout, backoff, priority,
+ *			   retry_for, expires, fail_on_timeout, max_exceptions,
+ *			   permanent_errors, on_failed, keep_result)
  */
 Datum
 jq_register(PG_FUNCTION_ARGS)
 {
+	/* the columns in order, the last one apart */
 	Oid			types[] = {TEXTOID, TEXTOID, TEXTOID, INT4OID, INT4OID,
-	INTERVALOID, INTERVALARRAYOID, TEXTOID};
-	Datum		values[8];
-	char		nulls[] = "        ";
+		INTERVALOID, INTERVALARRAYOID, INTERVALOID, INTERVALOID, BOOLOID,
+	INT4OID, TEXTARRAYOID, TEXTOID, INTERVALOID, TEXTOID};
+	Datum		values[15];
+	char		nulls[] = "               ";
 	Oid			function;
 	char	   *signature;
 	int32		max_attempts;
@@ -514,36 +668,48 @@ jq_register(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_attempts must be at least 1")));
+	if (!PG_ARGISNULL(4))
+		check_timeout(PG_GETARG_INTERVAL_P(4));
+	if (!PG_ARGISNULL(5))
+		check_backoff(PG_GETARG_ARRAYTYPE_P(5));
+	check_policy(fcinfo);
 
 	values[0] = PointerGetDatum(name);
 	values[1] = CStringGetTextDatum(signature);
 	values[2] = PointerGetDatum(queue);
 	values[3] = Int32GetDatum(PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6));
 	values[4] = Int32GetDatum(max_attempts);
-	if (PG_ARGISNULL(4))
-		nulls[5] = 'n';
-	else
-		check_timeout(PG_GETARG_INTERVAL_P(4));
 	values[5] = PG_GETARG_DATUM(4);
-	if (PG_ARGISNULL(5))
-		nulls[6] = 'n';
-	else
-		check_backoff(PG_GETARG_ARRAYTYPE_P(5));
+	nulls[5] = PG_ARGISNULL(4) ? 'n' : ' ';
 	values[6] = PG_GETARG_DATUM(5);
-	values[7] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
+	nulls[6] = PG_ARGISNULL(5) ? 'n' : ' ';
+	for (int i = 7; i < 14; i++)
+	{
+		values[i] = PG_GETARG_DATUM(i);
+		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
+	}
+	values[9] = BoolGetDatum(!PG_ARGISNULL(9) && PG_GETARG_BOOL(9));
+	nulls[9] = ' ';
+	values[14] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
 
 	/* a name that somebody was renamed from is taken over */
 	jq_owner_execute("DELETE FROM jq.handler_aliases WHERE alias = $1",
 					 1, types, values, nulls, NULL);
 	jq_owner_execute("INSERT INTO jq.handlers AS h (name, handler, queue, priority, max_attempts,"
-					 " timeout, backoff, registered_by, registered_at)"
-					 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp())"
+					 " timeout, backoff, retry_for, expires, fail_on_timeout, max_exceptions,"
+					 " permanent_errors, on_failed, keep_result, registered_by, registered_at)"
+					 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, clock_timestamp())"
 					 " ON CONFLICT (name) DO UPDATE SET handler = excluded.handler,"
 					 " queue = excluded.queue, priority = excluded.priority,"
 					 " max_attempts = excluded.max_attempts, timeout = excluded.timeout,"
-					 " backoff = excluded.backoff, registered_by = excluded.registered_by,"
+					 " backoff = excluded.backoff, retry_for = excluded.retry_for,"
+					 " expires = excluded.expires, fail_on_timeout = excluded.fail_on_timeout,"
+					 " max_exceptions = excluded.max_exceptions,"
+					 " permanent_errors = excluded.permanent_errors,"
+					 " on_failed = excluded.on_failed, keep_result = excluded.keep_result,"
+					 " registered_by = excluded.registered_by,"
 					 " registered_at = excluded.registered_at",
-					 8, types, values, nulls, NULL);
+					 lengthof(values), types, values, nulls, NULL);
 	PG_RETURN_TEXT_P(name);
 }
 

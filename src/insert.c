@@ -79,8 +79,9 @@ static bool
 is_own_check(const char *name)
 {
 	static const char *const own[] = {
-		"jobs_attempts_check", "jobs_max_attempts_check", "jobs_queue_check",
-		"jobs_name_check", "jobs_lease_check"
+		"jobs_attempts_check", "jobs_max_attempts_check",
+		"jobs_exceptions_check", "jobs_queue_check", "jobs_name_check",
+		"jobs_lease_check", "jobs_holder_check"
 	};
 
 	for (int i = 0; i < lengthof(own); i++)
@@ -297,7 +298,7 @@ jq_insert_job(const JqJob *job, Oid roleid)
 	ExecClearTuple(slot);
 	memset(slot->tts_isnull, true,
 		   slot->tts_tupleDescriptor->natts * sizeof(bool));	/* dropped columns */
-	memset(slot->tts_isnull, false, JOBS_NATTS * sizeof(bool));
+	memset(slot->tts_isnull, false, JOBS_PAYLOAD * sizeof(bool));
 	slot->tts_values[JOBS_ID - 1] = Int64GetDatum(job->id);
 	slot->tts_values[JOBS_STAMP - 1] = Int64GetDatum(job->stamp);
 	slot->tts_values[JOBS_AVAILABLE_AT - 1] = TimestampTzGetDatum(job->available_at);
@@ -306,13 +307,17 @@ jq_insert_job(const JqJob *job, Oid roleid)
 	slot->tts_values[JOBS_PRIORITY - 1] = Int32GetDatum(job->priority);
 	slot->tts_values[JOBS_ATTEMPTS - 1] = Int32GetDatum(job->attempts);
 	slot->tts_values[JOBS_MAX_ATTEMPTS - 1] = Int32GetDatum(job->max_attempts);
+	slot->tts_values[JOBS_EXCEPTIONS - 1] = Int32GetDatum(job->exceptions);
 	slot->tts_values[JOBS_ROLE - 1] = CStringGetTextDatum(job->role);
 	slot->tts_values[JOBS_QUEUE - 1] = CStringGetTextDatum(job->queue);
 	slot->tts_values[JOBS_NAME - 1] = CStringGetTextDatum(job->name);
 	slot->tts_values[JOBS_PAYLOAD - 1] = job->payload;
-	slot->tts_isnull[JOBS_TOKEN - 1] = true;
-	slot->tts_isnull[JOBS_RESERVED_AT - 1] = true;
-	slot->tts_isnull[JOBS_LEASE_UNTIL - 1] = true;
+	slot->tts_values[JOBS_COUNTS_FROM - 1] = TimestampTzGetDatum(job->counts_from);
+	slot->tts_isnull[JOBS_COUNTS_FROM - 1] = job->counts_from == job->created_at;
+	slot->tts_values[JOBS_META - 1] = job->meta;
+	slot->tts_isnull[JOBS_META - 1] = job->meta == (Datum) 0;
+	slot->tts_values[JOBS_FAILURE - 1] = job->failure;
+	slot->tts_isnull[JOBS_FAILURE - 1] = job->failure == (Datum) 0;
 	ExecStoreVirtualTuple(slot);
 
 	table_tuple_insert(insertion.rel, slot, GetCurrentCommandId(true), 0, NULL);

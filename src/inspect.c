@@ -24,6 +24,7 @@
 
 PG_FUNCTION_INFO_V1(jq_worker_slots);
 PG_FUNCTION_INFO_V1(jq_process_status);
+PG_FUNCTION_INFO_V1(jq_lease_holds);
 
 static const char *
 slot_state(const JqSlot *slot)
@@ -50,10 +51,11 @@ jq_worker_slots(PG_FUNCTION_ARGS)
 	enum
 	{
 		PID, ROLE, STATE, STARTED_AT, JOB_ID, NAME, QUEUE, ATTEMPT,
-		JOB_STARTED_AT, NATTS
+		JOB_STARTED_AT, PROGRESS, NOTE, JOB_LOG, CANCELLED, NATTS
 	};
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	JqSlot	   *slots;
+	JqAttempt  *attempts;
 	int			count = 0;
 
 	InitMaterializedSRF(fcinfo, 0);
@@ -61,17 +63,22 @@ jq_worker_slots(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 
 	slots = palloc(JqShared->nslots * sizeof(JqSlot));
+	attempts = palloc(JqShared->nslots * sizeof(JqAttempt));
 	LWLockAcquire(JqShared->lock, LW_SHARED);
 	for (int i = 0; i < JqShared->nslots; i++)
 	{
-		if (JqSlots[i].state != JQ_SLOT_FREE && JqSlots[i].dboid == MyDatabaseId)
-			slots[count++] = JqSlots[i];
+		if (JqSlots[i].state == JQ_SLOT_FREE || JqSlots[i].dboid != MyDatabaseId)
+			continue;
+		slots[count] = JqSlots[i];
+		attempts[count] = *jq_attempt_of(&JqSlots[i]);
+		count++;
 	}
 	LWLockRelease(JqShared->lock);
 
 	for (int i = 0; i < count; i++)
 	{
 		JqSlot	   *slot = &slots[i];
+		JqAttempt  *attempt = &attempts[i];
 		char	   *role = GetUserNameFromId(slot->roleid, true);
 		Datum		values[NATTS] = {0};
 		bool		nulls[NATTS] = {false};
@@ -83,20 +90,43 @@ jq_worker_slots(PG_FUNCTION_ARGS)
 		values[ROLE] = CStringGetTextDatum(role);
 		values[STATE] = CStringGetTextDatum(slot_state(slot));
 		values[STARTED_AT] = TimestampTzGetDatum(slot->started_at);
-		if (slot->job_id != 0 && slot->job_begun)
+		if (attempt->begun)
 		{
-			values[JOB_ID] = Int64GetDatum(slot->job_id);
-			values[NAME] = CStringGetTextDatum(slot->job_name);
-			values[QUEUE] = CStringGetTextDatum(slot->job_queue);
-			values[ATTEMPT] = Int32GetDatum(slot->job_attempt);
-			values[JOB_STARTED_AT] = TimestampTzGetDatum(slot->job_started_at);
+			const JqReport *report = &attempt->report;
+
+			values[JOB_ID] = Int64GetDatum(attempt->job_id);
+			jq_set_text(values, nulls, NAME + 1, attempt->name);
+			jq_set_text(values, nulls, QUEUE + 1, attempt->queue);
+			values[ATTEMPT] = Int32GetDatum(attempt->attempt);
+			values[JOB_STARTED_AT] = TimestampTzGetDatum(attempt->started_at);
+			values[PROGRESS] = Float8GetDatum(report->percent);
+			nulls[PROGRESS] = report->percent < 0;
+			jq_set_text(values, nulls, NOTE + 1,
+						report->note[0] != '\0' ? report->note : NULL);
+			jq_set_text(values, nulls, JOB_LOG + 1,
+						report->log[0] != '\0' ? report->log : NULL);
+			values[CANCELLED] = BoolGetDatum(attempt->cancelled);
 		}
 		else
-			nulls[JOB_ID] = nulls[NAME] = nulls[QUEUE] = nulls[ATTEMPT] =
-				nulls[JOB_STARTED_AT] = true;
+		{
+			for (int column = JOB_ID; column < NATTS; column++)
+				nulls[column] = true;
+		}
 		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	}
 	return (Datum) 0;
+}
+
+/*
+ * jq.lease_holds(lease_until, holder_pid, holder_started)
+ */
+Datum
+jq_lease_holds(PG_FUNCTION_ARGS)
+{
+	if (PG_ARGISNULL(0) || PG_GETARG_TIMESTAMPTZ(0) <= GetCurrentTimestamp())
+		PG_RETURN_BOOL(false);
+	PG_RETURN_BOOL(PG_ARGISNULL(1) || PG_ARGISNULL(2) ||
+				   jq_holder_lives(PG_GETARG_INT32(1), PG_GETARG_TIMESTAMPTZ(2)));
 }
 
 /*
@@ -120,6 +150,8 @@ standstill(const JqDatabase *database, const char *database_name)
 		return "the scheduler is being started, see the server's log if it stays so";
 	if (database->no_slot)
 		return "no free slot for a worker, see jq.max_workers and max_worker_processes";
+	if (jq_paused_until("") > GetCurrentTimestamp())
+		return "all queues are paused, see jq.pauses";
 	return NULL;
 }
 
@@ -154,6 +186,7 @@ jq_process_status(PG_FUNCTION_ARGS)
 		char	   *database_name = get_database_name(MyDatabaseId);
 		const char *reason;
 
+		(void) jq_load_pauses();
 		LWLockAcquire(JqShared->lock, LW_SHARED);
 		database = jq_find_database(MyDatabaseId, false);
 		values[LAUNCHER] = BoolGetDatum(JqShared->launcher_latch != NULL);

@@ -14,6 +14,7 @@
 #include "access/attnum.h"
 #include "catalog.h"
 #include "datatype/timestamp.h"
+#include "executor/tuptable.h"
 #include "fmgr.h"
 #include "nodes/pg_list.h"
 #include "shmem.h"
@@ -29,6 +30,13 @@
 /* Longest text kept of each part of a job's error, in bytes. */
 #define JQ_ERROR_MAX 8192
 
+/* SQLSTATEs of jq's own */
+#define ERRCODE_JQ_FAILED MAKE_SQLSTATE('J','Q','0','0','1')
+#define ERRCODE_JQ_RELEASED MAKE_SQLSTATE('J','Q','0','0','2')
+#define ERRCODE_JQ_SKIPPED MAKE_SQLSTATE('J','Q','0','0','3')
+#define ERRCODE_JQ_CANCELLED MAKE_SQLSTATE('J','Q','0','0','4')
+#define ERRCODE_JQ_EXPIRED MAKE_SQLSTATE('J','Q','0','0','5')
+
 /* A job's row, copied out of jq.jobs so that it outlives buffers and rows. */
 typedef struct JqJob
 {
@@ -36,27 +44,48 @@ typedef struct JqJob
 	int64		stamp;
 	TimestampTz available_at;
 	TimestampTz created_at;
+	TimestampTz counts_from;	/* when retry_for and expires began to count */
 	int32		priority;
 	int32		attempts;		/* spent before this one */
 	int32		max_attempts;
+	int32		exceptions;		/* attempts that ended with an error */
 	char	   *role;
 	char	   *queue;
 	char	   *name;
 	Datum		payload;		/* jsonb, detoasted */
+	Datum		meta;			/* the same; 0: none */
+	Datum		failure;		/* the same, of the job that this one follows */
 	int64		token;			/* of the lease in the row; 0: none */
 	ItemPointerData tid;		/* version of the row that we hold */
+
+	/* the attempt, once it has begun */
+	pid_t		pid;
+	TimestampTz started_at;
 } JqJob;
+
+typedef enum JqEnd
+{
+	JQ_END_FAILED,
+	JQ_END_RELEASED,			/* jq.release() */
+	JQ_END_SKIPPED,				/* jq.skip() */
+	JQ_END_CANCELLED			/* jq.cancel() */
+} JqEnd;
 
 /* How an attempt ended, when it did not end well. */
 typedef struct JqFailure
 {
+	JqEnd		end;
 	int			sqlerrcode;
 	char	   *message;
 	char	   *detail;
 	char	   *hint;
 	char	   *context;
+	char	   *log;			/* of the attempt */
 	bool		permanent;		/* not to be tried again */
-	bool		unspent;		/* give the attempt back */
+	bool		unspent;		/* the attempt does not count, or was none */
+	bool		exception;		/* it counts for max_exceptions */
+	bool		timed_out;
+	Interval	delay;			/* of a release */
 } JqFailure;
 
 /* A handler as jq.register() left it, with the function found. */
@@ -70,6 +99,14 @@ typedef struct JqHandler
 	int64		timeout_us;		/* 0: none */
 	int			nbackoff;
 	Interval   *backoff;
+	Interval	retry_for;		/* zero: max_attempts counts */
+	Interval	expires;		/* zero: never */
+	bool		fail_on_timeout;
+	int32		max_exceptions; /* 0: no limit */
+	int			npermanent;
+	int		   *permanent;		/* SQLSTATEs, or classes (ERRCODE_TO_CATEGORY) */
+	char		on_failed[JQ_NAME_MAX + 1]; /* '': none */
+	Interval	keep_result;	/* zero: not */
 	Oid			function;		/* InvalidOid: there is none of that name */
 	Oid			schema;			/* that it is in */
 	bool		takes_context;
@@ -118,6 +155,10 @@ extern int	jq_commit_wait;
 extern int	jq_lease;
 extern bool jq_require_handler;
 extern int	jq_after_restore;
+extern int	jq_shutdown_grace;
+extern int	jq_cancel_grace;
+extern bool jq_notify_failed;
+extern int	jq_keep_attempts;
 
 extern void jq_define_settings(void);
 extern List *jq_split_names(const char *value);
@@ -127,6 +168,9 @@ extern const JqCatalog *jq_catalog(void);
 extern const JqCatalog *jq_catalog_if_any(void);
 extern uint64 jq_catalog_epoch(void);
 extern uint64 jq_configuration_epoch(void);
+extern Datum jq_copy_jsonb(TupleTableSlot *row, int column);
+extern void jq_set_text(Datum *values, bool *nulls, int column,
+						const char *text);
 
 /* "name.c" */
 extern void jq_check_name(const char *name, int len, const char *what);
@@ -136,12 +180,20 @@ extern const JqHandler *jq_find_handler(const char *name);
 extern JqHandler *jq_copy_handler(const JqHandler *handler);
 extern void jq_check_handler_rights(const JqHandler *handler, Oid roleid);
 extern void jq_report_unregistered(const char *name);
+extern bool jq_interval_is_zero(const Interval *interval);
+extern TimestampTz jq_time_after(TimestampTz time, const Interval *interval);
+extern TimestampTz jq_deadline(const JqHandler *handler, const JqJob *job);
 
 /* "privilege.c" */
 extern void jq_require_dispatch(Oid roleid, const char *queue);
 extern void jq_require_administer(void);
 extern bool jq_may_administer(Oid roleid);
+extern bool jq_may_handle_role(Oid userid, const char *role);
 extern bool jq_may_see_role(const char *role);
+extern void jq_require_own_job(int64 id, const char *role);
+
+/* "enqueue.c" */
+extern void jq_dispatch_follow_up(JqJob *follow, Oid roleid);
 
 /* "insert.c" */
 extern void jq_insert_job(const JqJob *job, Oid roleid);
@@ -156,6 +208,13 @@ extern void jq_note_due(Oid roleid, const char *queue, int32 priority,
 						JqKey key);
 extern void jq_note_full_look(void);
 extern void jq_note_launcher(void);
+extern void jq_note_pauses(void);
+extern void jq_note_restart(void);
+extern void jq_note_cancel(int64 job_id, int64 stamp);
+
+/* "pause.c" */
+extern uint32 jq_load_pauses(void);
+extern TimestampTz jq_paused_until(const char *queue);
 
 /* "claim.c" */
 typedef void (*JqLaneCallback) (const char *role, const char *queue,
@@ -166,21 +225,63 @@ extern bool jq_claim_next(JqLaneSet *set, List *queues, JqJob *job);
 extern void jq_scan_lanes(const char *role, JqLaneCallback callback,
 						  void *arg);
 
+extern void jq_read_job(TupleTableSlot *row, JqJob *job);
+
 /* "execute.c" */
 extern void jq_call_handler(const JqHandler *handler, const JqJob *job,
 							FmgrInfo *flinfo, bool settle,
 							JqCallResult *result);
 extern void jq_set_local_synchronous_commit(int value);
 extern JqFailure *jq_capture_failure(MemoryContext cxt);
-extern JqFailure *jq_failure_before_start(const JqJob *job);
-extern JqFailure *jq_unregistered_failure(const JqJob *job);
+extern JqFailure *jq_make_failure(int sqlerrcode, char *message);
+extern JqFailure *jq_failure_before_start(JqJob *job,
+										  const JqHandler *handler);
+extern bool jq_worth_repeating(const JqFailure *failure, int tries);
+
+/* "current_job.c" */
+typedef struct JqVerdict
+{
+	int			sqlerrcode;		/* 0: none */
+	char		message[JQ_ERROR_MAX + 1];
+	Interval	delay;
+} JqVerdict;
+
+extern const JqVerdict *jq_last_verdict(void);
+extern void jq_set_current_job(const JqHandler *handler, const JqJob *job);
+extern void jq_return_to_job(const JqHandler *handler, const JqJob *job);
+extern const JqJob *jq_current(const JqHandler **handler);
+extern const char *jq_current_log(void);
+extern Datum jq_make_context(const JqHandler *handler, const JqJob *job);
 
 /* "record.c" */
-extern bool jq_record_done(const JqJob *job);
+extern bool jq_record_done(const JqJob *job, const JqHandler *handler,
+						   const JqCallResult *result);
 extern bool jq_record_failure(const JqJob *job, Oid roleid,
 							  const JqHandler *handler,
-							  const JqFailure *failure);
+							  const JqFailure *failure, bool *gone);
+extern bool jq_lock_job(JqJob *job);
+extern void jq_move_job(const JqJob *job, Oid roleid);
 extern void jq_start_lease(JqJob *job, const JqHandler *handler);
+extern bool jq_holder_lives(int32 pid, TimestampTz started);
+
+/* "failed.c" */
+extern void jq_insert_failed(const JqJob *job, int32 attempts,
+							 const JqFailure *failure);
+
+/* "cancel.c" */
+extern bool jq_take_waiting_job(int64 id, JqJob *job);
+extern void jq_describe_cancellation(const JqJob *job, JqFailure *failure);
+extern void jq_remove_cancellation(const JqJob *job);
+extern bool jq_process_cancellations(void);
+
+/* "result.c" */
+extern void jq_keep_result(const JqJob *job, const JqHandler *handler,
+						   const JqCallResult *result);
+
+/* "history.c" */
+extern void jq_keep_attempt(const JqJob *job, const char *outcome,
+							const JqFailure *failure);
+extern int64 jq_prune_kept(void);
 
 /* "owner.c" */
 typedef struct JqOwnerSection
@@ -201,15 +302,26 @@ extern bool jq_slot_reserve(Oid dboid, Oid roleid, int *slotno,
 							uint32 *generation);
 extern void jq_slot_release(int slotno, uint32 generation);
 extern void jq_slot_attach(int slotno, uint32 generation);
-extern void jq_slot_begin_job(const JqJob *job);
+extern void jq_slot_begin_job(JqJob *job);
 extern void jq_slot_settle_at_commit(bool settles);
+extern void jq_slot_let_go(void);
 extern void jq_slot_end_job(void);
 extern void jq_slot_drop_job(void);
-extern bool jq_slot_try_idle(const JqLaneSet *set, List *queues);
+extern void jq_slot_interrupt(JqSlot *slot, TimestampTz now);
+extern bool jq_scheduler_is_there(Oid dboid);
+extern void jq_slot_end_worker(JqSlot *slot, bool innocent);
+extern bool jq_suspect_runs(void);
+extern JqSlot *jq_slot_of_job(int64 job_id, int64 stamp);
+extern bool jq_slot_try_idle(const JqLaneSet *set, List *queues,
+							 uint32 pauses_seen);
 extern void jq_slot_set_busy(void);
 extern void jq_slot_wake_next(void);
-extern bool jq_is_unsettled(const JqJob *job, pid_t *pid);
-extern void jq_forget_unsettled(const JqJob *job);
+extern bool jq_is_unsettled(const JqJob *job, JqUnsettled *unsettled);
+extern void jq_forget_unsettled(const JqJob *job, bool gone);
+
+/* "worker.c" */
+extern void jq_set_signal_handler(int signo,
+								  void (*handler) (int, siginfo_t *, void *));
 
 /* "database.c" */
 extern void jq_install_hooks(void);

@@ -177,16 +177,39 @@ jq_require_administer(void)
 }
 
 /*
- * Whether the current role is shown what belongs to that role.
+ * Whether that user may see and handle jobs of that role: has its rights, or
+ * the right 'administer'.
+ */
+bool
+jq_may_handle_role(Oid userid, const char *role)
+{
+	Oid			roleid = get_role_oid(role, true);
+
+	if (OidIsValid(roleid) && has_privs_of_role(userid, roleid))
+		return true;
+	return jq_may_administer(userid);
+}
+
+/*
+ * The same of the current role.
  */
 bool
 jq_may_see_role(const char *role)
 {
-	Oid			roleid = get_role_oid(role, true);
+	return jq_may_handle_role(GetUserId(), role);
+}
 
-	if (OidIsValid(roleid) && has_privs_of_role(GetUserId(), roleid))
-		return true;
-	return jq_may_administer(GetUserId());
+/*
+ * Raise an error unless the current role may handle a job of that role.
+ */
+void
+jq_require_own_job(int64 id, const char *role)
+{
+	if (!jq_may_handle_role(GetUserId(), role))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for job " INT64_FORMAT, id),
+				 errdetail("It belongs to role \"%s\".", role)));
 }
 
 /*
@@ -350,7 +373,8 @@ static void
 change_sql_privileges(const char *role, bool grant)
 {
 	static const char *const readable[] = {
-		"jobs", "failed_jobs", "status", "queue_stats", "workers", "running"
+		"jobs", "failed_jobs", "attempts", "pauses", "status", "queue_stats",
+		"workers", "running"
 	};
 	List	   *schema = list_make1(makeString("jq"));
 	List	   *relations = NIL;

@@ -22,10 +22,18 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
+#include "commands/async.h"
 #include "executor/tuptable.h"
+#include "lib/stringinfo.h"
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/elog.h"
+#include "utils/json.h"
+#include "utils/jsonb.h"
 #include "utils/rel.h"
+#include "utils/resowner.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
@@ -34,6 +42,12 @@
 
 /* Default wait after the n-th failed attempt: n times this. */
 #define DEFAULT_BACKOFF_US	(10 * USECS_PER_SEC)
+
+/* A released job waits this long at least, so that it cannot spin. */
+#define MIN_RELEASE_US		INT64CONST(100000)
+
+static void follow_up(const JqJob *job, Oid roleid, const JqHandler *handler,
+					  const JqFailure *failure, int32 attempts);
 
 /*
  * Lock the job's row, in whatever version it is now.  Returns a slot with it,
@@ -65,10 +79,49 @@ lock_row(Relation rel, const JqJob *job)
 }
 
 /*
- * The job is done: remove it.  Returns false if it was not ours to remove.
+ * Lock the row of a job that we have claimed before, in a transaction that was
+ * rolled back.  Returns false if somebody else has come to it.
  */
 bool
-jq_record_done(const JqJob *job)
+jq_lock_job(JqJob *job)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	TM_FailureData tmfd;
+	bool		locked;
+
+	locked = table_tuple_lock(rel, &job->tid, GetActiveSnapshot(), slot,
+							  GetCurrentCommandId(false), LockTupleExclusive,
+							  LockWaitSkip, 0, &tmfd) == TM_Ok;
+	if (locked)
+	{
+		slot_getallattrs(slot);
+		locked = DatumGetInt64(slot->tts_values[JOBS_ID - 1]) == job->id &&
+			DatumGetInt64(slot->tts_values[JOBS_STAMP - 1]) == job->stamp;
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+	return locked;
+}
+
+static void
+delete_row(Relation rel, ItemPointer tid, const JqJob *job)
+{
+	TM_FailureData tmfd;
+
+	if (table_tuple_delete(rel, tid, GetCurrentCommandId(true),
+						   InvalidSnapshot, InvalidSnapshot, true,
+						   &tmfd, false) != TM_Ok)
+		elog(ERROR, "could not remove job " INT64_FORMAT, job->id);
+}
+
+/*
+ * The job is done: remove it, and keep its result if the handler was
+ * registered so.  Returns false if it was not ours to remove.
+ */
+bool
+jq_record_done(const JqJob *job, const JqHandler *handler,
+			   const JqCallResult *result)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
 	ItemPointerData tid = job->tid;
@@ -92,6 +145,11 @@ jq_record_done(const JqJob *job)
 								  InvalidSnapshot, InvalidSnapshot, true,
 								  &tmfd, false) == TM_Ok;
 	table_close(rel, NoLock);
+
+	if (ours && !jq_interval_is_zero(&handler->keep_result))
+		jq_keep_result(job, handler, result);
+	if (ours && jq_keep_attempts > 0)
+		jq_keep_attempt(job, "done", NULL);
 	return ours;
 }
 
@@ -108,51 +166,46 @@ next_attempt_at(const JqHandler *handler, int32 attempt)
 		wait = handler->backoff[Min(attempt, handler->nbackoff) - 1];
 	else
 		wait.time = DEFAULT_BACKOFF_US * attempt;
-
-	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
-												   TimestampTzGetDatum(now),
-												   IntervalPGetDatum(&wait)));
+	return jq_time_after(now, &wait);
 }
 
-static void
-set_text(Datum *values, bool *nulls, int column, const char *text)
+static bool
+is_permanent(const JqHandler *handler, const JqFailure *failure)
 {
-	nulls[column - 1] = (text == NULL);
-	if (text)
-		values[column - 1] = CStringGetTextDatum(text);
+	for (int i = 0; i < handler->npermanent; i++)
+	{
+		int			code = handler->permanent[i];
+
+		if (code == failure->sqlerrcode ||
+			(ERRCODE_IS_CATEGORY(code) &&
+			 code == ERRCODE_TO_CATEGORY(failure->sqlerrcode)))
+			return true;
+	}
+	return false;
 }
 
 /*
- * Move the job to jq.failed_jobs.
+ * Whether the job has failed for good; *next is when it is due again if not.
  */
-static void
-insert_failed(TupleTableSlot *row, int32 attempts, const JqFailure *failure)
+static bool
+is_final(const JqJob *job, const JqHandler *handler, const JqFailure *failure,
+		 int32 attempts, int32 exceptions, TimestampTz *next)
 {
-	Relation	rel = table_open(jq_catalog()->failed_jobs, RowExclusiveLock);
-	Datum		values[FAILED_NATTS];
-	bool		nulls[FAILED_NATTS] = {false};
-	Datum	   *job = row->tts_values;
-	HeapTuple	tuple;
+	TimestampTz deadline = jq_deadline(handler, job);
 
-	values[FAILED_ID - 1] = job[JOBS_ID - 1];
-	values[FAILED_QUEUE - 1] = job[JOBS_QUEUE - 1];
-	values[FAILED_NAME - 1] = job[JOBS_NAME - 1];
-	values[FAILED_PAYLOAD - 1] = job[JOBS_PAYLOAD - 1];
-	values[FAILED_PRIORITY - 1] = job[JOBS_PRIORITY - 1];
-	values[FAILED_ATTEMPTS - 1] = Int32GetDatum(attempts);
-	values[FAILED_MAX_ATTEMPTS - 1] = job[JOBS_MAX_ATTEMPTS - 1];
-	values[FAILED_ROLE - 1] = job[JOBS_ROLE - 1];
-	set_text(values, nulls, FAILED_ERROR, failure->message);
-	set_text(values, nulls, FAILED_SQLSTATE, unpack_sql_state(failure->sqlerrcode));
-	set_text(values, nulls, FAILED_DETAIL, failure->detail);
-	set_text(values, nulls, FAILED_HINT, failure->hint);
-	set_text(values, nulls, FAILED_CONTEXT, failure->context);
-	values[FAILED_CREATED_AT - 1] = job[JOBS_CREATED_AT - 1];
-	values[FAILED_FAILED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
-
-	tuple = heap_form_tuple(RelationGetDescr(rel), values, nulls);
-	CatalogTupleInsert(rel, tuple);
-	table_close(rel, NoLock);
+	if (failure->permanent || failure->end == JQ_END_CANCELLED)
+		return true;
+	if (handler)
+	{
+		if (is_permanent(handler, failure) ||
+			(handler->fail_on_timeout && failure->timed_out) ||
+			(handler->max_exceptions > 0 && exceptions >= handler->max_exceptions))
+			return true;
+	}
+	*next = next_attempt_at(handler, attempts);
+	if (deadline != DT_NOEND)
+		return *next > deadline;
+	return attempts >= job->max_attempts;
 }
 
 /*
@@ -173,49 +226,128 @@ update_row(Relation rel, TupleTableSlot *slot, int ncolumns, int *columns,
 }
 
 /*
- * The attempt failed: write when the job is due again or, after its last
- * attempt or a permanent failure, move it to jq.failed_jobs.  handler may be
- * NULL.  Returns false if the job was not ours any more.
+ * The job is due again at this time.
  */
-bool
-jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
-				  const JqFailure *failure)
+static void
+put_back(Relation rel, TupleTableSlot *slot, const JqJob *job, Oid roleid,
+		 int32 attempts, int32 exceptions, TimestampTz at)
+{
+	int			columns[] = {JOBS_ATTEMPTS, JOBS_EXCEPTIONS, JOBS_AVAILABLE_AT,
+		JOBS_TOKEN, JOBS_RESERVED_AT, JOBS_LEASE_UNTIL, JOBS_HOLDER_PID,
+	JOBS_HOLDER_STARTED};
+	bool		nulls[] = {false, false, false, true, true, true, true, true};
+	Datum		values[lengthof(columns)] = {0};
+	JqKey		key = {at, job->id};
+
+	values[0] = Int32GetDatum(attempts);
+	values[1] = Int32GetDatum(exceptions);
+	values[2] = TimestampTzGetDatum(at);
+	update_row(rel, slot, lengthof(columns), columns, values, nulls);
+	if (OidIsValid(roleid))
+		jq_note_due(roleid, job->queue, job->priority, key);
+}
+
+/*
+ * Write the due time, queue, priority and number of attempts of the job, whose
+ * row is locked, as they are in *job.
+ */
+void
+jq_move_job(const JqJob *job, Oid roleid)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
 	TupleTableSlot *slot = lock_row(rel, job);
-	int32		attempts = job->attempts + (failure->unspent ? 0 : 1);
+	int			columns[] = {JOBS_AVAILABLE_AT, JOBS_QUEUE, JOBS_PRIORITY,
+	JOBS_MAX_ATTEMPTS, JOBS_COUNTS_FROM};
+	bool		nulls[lengthof(columns)] = {false};
+	Datum		values[lengthof(columns)];
+	JqKey		key = {job->available_at, job->id};
 
+	if (slot == NULL)
+		elog(ERROR, "job " INT64_FORMAT " is gone though locked", job->id);
+	values[0] = TimestampTzGetDatum(job->available_at);
+	values[1] = CStringGetTextDatum(job->queue);
+	values[2] = Int32GetDatum(job->priority);
+	values[3] = Int32GetDatum(job->max_attempts);
+	values[4] = TimestampTzGetDatum(job->counts_from);
+	update_row(rel, slot, lengthof(columns), columns, values, nulls);
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+	if (OidIsValid(roleid))
+		jq_note_due(roleid, job->queue, job->priority, key);
+}
+
+static TimestampTz
+release_time(const JqFailure *failure)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	return Max(jq_time_after(now, &failure->delay), now + MIN_RELEASE_US);
+}
+
+static const char *
+outcome_name(const JqFailure *failure)
+{
+	switch (failure->end)
+	{
+		case JQ_END_RELEASED:
+			return "released";
+		case JQ_END_SKIPPED:
+			return "skipped";
+		case JQ_END_CANCELLED:
+			return "cancelled";
+		default:
+			return "failed";
+	}
+}
+
+/*
+ * The attempt did not end well: write what becomes of the job.  It is removed
+ * if it was skipped, due again if it was released or has attempts left, and
+ * else moved to jq.failed_jobs; *gone tells whether it has left jq.jobs.
+ * handler may be NULL.  Returns false if the job was not ours any more.
+ */
+bool
+jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
+				  const JqFailure *failure, bool *gone)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	TupleTableSlot *slot = lock_row(rel, job);
+	JqFailure	described = *failure;
+	int32		attempts = job->attempts + (failure->unspent ? 0 : 1);
+	int32		exceptions = job->exceptions + (failure->exception ? 1 : 0);
+	TimestampTz next;
+
+	*gone = true;
 	if (slot == NULL)
 	{
 		table_close(rel, NoLock);
 		return false;
 	}
 
-	if (failure->permanent || attempts >= job->max_attempts)
-	{
-		ItemPointerData tid = slot->tts_tid;
-		TM_FailureData tmfd;
+	if (failure->end == JQ_END_CANCELLED)
+		jq_describe_cancellation(job, &described);
+	if (jq_keep_attempts > 0)
+		jq_keep_attempt(job, outcome_name(failure), &described);
 
-		insert_failed(slot, Min(attempts, job->max_attempts), failure);
-		if (table_tuple_delete(rel, &tid, GetCurrentCommandId(true),
-							   InvalidSnapshot, InvalidSnapshot, true,
-							   &tmfd, false) != TM_Ok)
-			elog(ERROR, "could not remove failed job " INT64_FORMAT, job->id);
+	if (failure->end == JQ_END_SKIPPED)
+		delete_row(rel, &slot->tts_tid, job);
+	else if (failure->end == JQ_END_RELEASED)
+	{
+		put_back(rel, slot, job, roleid, attempts, exceptions,
+				 release_time(failure));
+		*gone = false;
+	}
+	else if (is_final(job, handler, failure, attempts, exceptions, &next))
+	{
+		delete_row(rel, &slot->tts_tid, job);
+		jq_insert_failed(job, attempts, &described);
+		jq_remove_cancellation(job);
+		follow_up(job, roleid, handler, &described, attempts);
 	}
 	else
 	{
-		int			columns[] = {JOBS_ATTEMPTS, JOBS_AVAILABLE_AT, JOBS_TOKEN,
-		JOBS_RESERVED_AT, JOBS_LEASE_UNTIL};
-		bool		nulls[] = {false, false, true, true, true};
-		Datum		values[5] = {0};
-		JqKey		key = {next_attempt_at(handler, attempts), job->id};
-
-		if (failure->unspent)
-			key.at = GetCurrentTimestamp();
-		values[0] = Int32GetDatum(attempts);
-		values[1] = TimestampTzGetDatum(key.at);
-		update_row(rel, slot, lengthof(columns), columns, values, nulls);
-		jq_note_due(roleid, job->queue, job->priority, key);
+		put_back(rel, slot, job, roleid, attempts, exceptions, next);
+		*gone = false;
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, NoLock);
@@ -223,8 +355,105 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 }
 
 /*
- * Hold the job, whose row is locked, under a lease from now on, and count the
- * attempt.  When this has committed, the job is the holder of the token's.
+ * What the follower of a failed job is told of it.
+ */
+static Datum
+failure_as_jsonb(const JqJob *job, const JqFailure *failure, int32 attempts)
+{
+	StringInfoData json;
+	const char *const texts[][2] = {
+		{"name", job->name},
+		{"queue", job->queue},
+		{"error", failure->message},
+		{"sqlstate", unpack_sql_state(failure->sqlerrcode)},
+		{"detail", failure->detail},
+		{"hint", failure->hint},
+		{"context", failure->context},
+		{"failed_at", timestamptz_to_str(GetCurrentTimestamp())},
+	};
+
+	initStringInfo(&json);
+	appendStringInfo(&json, "{\"id\": " INT64_FORMAT ", \"attempts\": %d",
+					 job->id, attempts);
+	for (int i = 0; i < lengthof(texts); i++)
+	{
+		appendStringInfo(&json, ", \"%s\": ", texts[i][0]);
+		if (texts[i][1])
+			escape_json(&json, texts[i][1]);
+		else
+			appendStringInfoString(&json, "null");
+	}
+	appendStringInfoChar(&json, '}');
+	return DirectFunctionCall1(jsonb_in, CStringGetDatum(json.data));
+}
+
+/*
+ * Dispatch the job that the handler of a failed one asks for.  If that cannot
+ * be done, this job goes to jq.failed_jobs itself: the failure of the other
+ * one must be recorded whatever happens.
+ */
+static void
+dispatch_on_failed(const JqJob *job, Oid roleid, const JqHandler *handler,
+				   const JqFailure *failure, int32 attempts)
+{
+	MemoryContext cxt = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	JqJob		follow = {0};
+
+	follow.id = jq_next_job_id();
+	follow.stamp = jq_random_stamp();
+	follow.created_at = GetCurrentTimestamp();
+	follow.available_at = follow.created_at;
+	follow.counts_from = follow.created_at;
+	follow.role = job->role;
+	follow.name = pstrdup(handler->on_failed);
+	follow.payload = job->payload;
+	follow.meta = job->meta;
+	follow.failure = failure_as_jsonb(job, failure, attempts);
+	follow.queue = job->queue;
+	follow.max_attempts = 1;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(cxt);
+	PG_TRY();
+	{
+		jq_dispatch_follow_up(&follow, roleid);
+		ReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(cxt);
+		CurrentResourceOwner = owner;
+	}
+	PG_CATCH();
+	{
+		JqFailure  *reason = jq_capture_failure(cxt);
+
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+		MemoryContextSwitchTo(cxt);
+		CurrentResourceOwner = owner;
+		reason->log = NULL;
+		jq_insert_failed(&follow, 0, reason);
+	}
+	PG_END_TRY();
+}
+
+/*
+ * Tell others of a job that failed for good.  The follower of a failure has
+ * none itself, or one that always fails would go on for ever.
+ */
+static void
+follow_up(const JqJob *job, Oid roleid, const JqHandler *handler,
+		  const JqFailure *failure, int32 attempts)
+{
+	if (handler && handler->on_failed[0] != '\0' && job->failure == (Datum) 0)
+		dispatch_on_failed(job, roleid, handler, failure, attempts);
+	if (handler && jq_notify_failed)
+		Async_Notify("jq_failed", psprintf(INT64_FORMAT, job->id));
+}
+
+/*
+ * Hold the job, whose row is locked, under a lease of this session from now
+ * on, and count the attempt.  When this has committed, the job is the holder
+ * of the token's.
  */
 void
 jq_start_lease(JqJob *job, const JqHandler *handler)
@@ -234,9 +463,9 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	int64		lease_us = jq_lease * USECS_PER_SEC;
 	TimestampTz now = GetCurrentTimestamp();
 	int			columns[] = {JOBS_ATTEMPTS, JOBS_TOKEN, JOBS_RESERVED_AT,
-	JOBS_LEASE_UNTIL};
-	bool		nulls[] = {false, false, false, false};
-	Datum		values[4];
+	JOBS_LEASE_UNTIL, JOBS_HOLDER_PID, JOBS_HOLDER_STARTED};
+	bool		nulls[lengthof(columns)] = {false};
+	Datum		values[lengthof(columns)];
 	int64		token;
 
 	if (handler && handler->timeout_us > 0)
@@ -256,9 +485,33 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	values[1] = Int64GetDatum(token);
 	values[2] = TimestampTzGetDatum(now);
 	values[3] = TimestampTzGetDatum(now + lease_us);
+	values[4] = Int32GetDatum(MyProcPid);
+	values[5] = TimestampTzGetDatum(MyStartTimestamp);
 	update_row(rel, slot, lengthof(columns), columns, values, nulls);
 	job->tid = slot->tts_tid;
 	job->token = token;
+	job->pid = MyProcPid;
+	job->started_at = now;
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, NoLock);
+}
+
+/*
+ * Whether the session that holds a lease is still there.  The start tells it
+ * from a later one with the same process id, and from one of another server.
+ */
+bool
+jq_holder_lives(int32 pid, TimestampTz started)
+{
+	if (BackendPidGetProc(pid) == NULL)
+		return false;
+
+	for (int i = 1; i <= pgstat_fetch_stat_numbackends(); i++)
+	{
+		PgBackendStatus *status = &pgstat_get_local_beentry_by_index(i)->backendStatus;
+
+		if (status->st_procpid == pid)
+			return status->st_proc_start_timestamp == started;
+	}
+	return false;
 }

@@ -7,6 +7,10 @@
  * until a commit calls it because a role has work and no free worker.  Once a
  * minute at most it looks at the whole table for what nobody told it of.
  *
+ * It also ends by force what does not end otherwise: handlers that do not heed
+ * jq.cancel(), and jobs that still run when the server has been asked to stop
+ * and their grace is over.
+ *
  * Order is strict within a role.  Between roles, places go to the role whose
  * oldest due job has waited longest; a role that has no worker at all may
  * take the place of another's, who gives it up between two jobs.
@@ -16,6 +20,8 @@
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
+
+#include <signal.h>
 
 #include "access/xact.h"
 #include "catalog/pg_authid.h"
@@ -45,6 +51,8 @@
 #define SLOT_REPORT_INTERVAL_US	(60 * USECS_PER_SEC)
 /* a busy worker keeps its place at least this long */
 #define MIN_TENURE_US			USECS_PER_SEC
+/* after something could not be cancelled yet */
+#define CANCEL_RETRY_US			USECS_PER_SEC
 /* a reserved slot whose worker has not come by then is given up */
 #define STARTUP_LIMIT_US		(60 * USECS_PER_SEC)
 
@@ -74,6 +82,14 @@ static TimestampTz last_full_look = 0;
 static TimestampTz slots_retry_at = 0;
 static int64 held_reported = 0;
 
+/* Set when the postmaster has asked all to leave. */
+static volatile sig_atomic_t shutdown_requested = false;
+
+static void handle_sigterm(int signo, siginfo_t *info, void *context);
+static void close_down(void);
+static TimestampTz end_overdue_jobs(void);
+static bool process_cancellations(void);
+static void load_pauses(void);
 static void attach(void);
 static void detach(int code, Datum arg);
 static bool extension_present(void);
@@ -92,9 +108,10 @@ void
 jq_scheduler_main(Datum main_arg)
 {
 	uint32		wait_event;
+	TimestampTz cancels_retry_at = 0;
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
+	jq_set_signal_handler(SIGTERM, handle_sigterm);
 	BackgroundWorkerUnblockSignals();
 
 	BackgroundWorkerInitializeConnectionByOid(DatumGetObjectId(main_arg),
@@ -124,6 +141,8 @@ jq_scheduler_main(Datum main_arg)
 		long		timeout;
 
 		CHECK_FOR_INTERRUPTS();
+		if (shutdown_requested)
+			close_down();
 		if (ConfigReloadPending)
 		{
 			ConfigReloadPending = false;
@@ -131,7 +150,7 @@ jq_scheduler_main(Datum main_arg)
 			if (!jq_database_is_served(database_name))
 				proc_exit(0);
 		}
-		if (MyDatabase->held_by != 0)
+		if (MyDatabase->held_by != 0 || MyDatabase->restart)
 			proc_exit(0);
 
 		now = GetCurrentTimestamp();
@@ -146,7 +165,13 @@ jq_scheduler_main(Datum main_arg)
 				HURRIED_LOOK_INTERVAL_US : FULL_LOOK_INTERVAL_US;
 		}
 
+		if (MyDatabase->cancels && !process_cancellations())
+			cancels_retry_at = now + CANCEL_RETRY_US;
+		load_pauses();
 		wake_at = Min(share_workers(), last_full_look + look_interval);
+		wake_at = Min(wake_at, end_overdue_jobs());
+		if (MyDatabase->cancels)
+			wake_at = Min(wake_at, cancels_retry_at);
 		pgstat_report_activity(STATE_IDLE, NULL);
 		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), wake_at);
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
@@ -166,6 +191,8 @@ attach(void)
 		MyDatabase->state = JQ_DATABASE_RUNNING;
 		MyDatabase->scheduler_pid = MyProcPid;
 		MyDatabase->scheduler_latch = MyLatch;
+		MyDatabase->restart = false;
+		MyDatabase->cancels = true; /* who knows */
 		MyDatabase->wants_calls = true;
 		MyDatabase->wakes_at = DT_NOEND;
 	}
@@ -202,6 +229,133 @@ detach(int code, Datum arg)
 
 	if (launcher)
 		SetLatch(launcher);
+}
+
+static void
+handle_sigterm(int signo, siginfo_t *info, void *context)
+{
+	int			save_errno = errno;
+
+	if (info->si_pid == PostmasterPid)
+	{
+		shutdown_requested = true;
+		SetLatch(MyLatch);
+	}
+	else
+		die(signo);
+	errno = save_errno;
+}
+
+/*
+ * End the workers of this database that run a job.  Returns how many do.
+ */
+static int
+end_running_jobs(bool by_force)
+{
+	int			running = 0;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+
+		if (slot->state == JQ_SLOT_FREE || slot->dboid != MyDatabaseId ||
+			!jq_attempt_of(slot)->begun)
+			continue;
+		running++;
+		if (by_force)
+			jq_slot_end_worker(slot, true);
+	}
+	LWLockRelease(JqShared->lock);
+	return running;
+}
+
+/*
+ * The server is being shut down: let the jobs that run come to their end, but
+ * only for the grace, then leave.  Their workers have been asked to go
+ * themselves.
+ */
+static void
+close_down(void)
+{
+	TimestampTz end = GetCurrentTimestamp() +
+		(int64) jq_shutdown_grace * USECS_PER_SEC;
+
+	pgstat_report_activity(STATE_RUNNING, "jq: waiting for running jobs to end");
+	while (end_running_jobs(false) > 0 && GetCurrentTimestamp() < end)
+	{
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 100L, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	(void) end_running_jobs(true);
+	proc_exit(0);
+}
+
+/*
+ * End the workers whose jobs were cancelled and did not end by themselves.
+ * Returns when the next one has to be.
+ */
+static TimestampTz
+end_overdue_jobs(void)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz next = DT_NOEND;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+		JqAttempt  *attempt = jq_attempt_of(slot);
+
+		if (slot->state == JQ_SLOT_FREE || slot->dboid != MyDatabaseId ||
+			!attempt->begun || attempt->end_by == 0)
+			continue;
+		if (attempt->end_by <= now)
+		{
+			jq_slot_end_worker(slot, false);
+			attempt->end_by = now + (int64) jq_cancel_grace * 1000;
+		}
+		next = Min(next, attempt->end_by);
+	}
+	LWLockRelease(JqShared->lock);
+	return next;
+}
+
+/*
+ * See to the jobs that were cancelled while they ran.  Returns false if some
+ * must be looked at again.
+ */
+static bool
+process_cancellations(void)
+{
+	bool		settled;
+
+	/* whatever is asked for from here on is looked at again */
+	MyDatabase->cancels = false;
+	settled = jq_process_cancellations();
+	if (!settled)
+		MyDatabase->cancels = true;
+	return settled;
+}
+
+/*
+ * Learn of pauses that were committed.
+ */
+static void
+load_pauses(void)
+{
+	static uint32 seen = 0;
+	static bool loaded = false;
+
+	if (loaded && seen == MyDatabase->pause_changes)
+		return;
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	seen = jq_load_pauses();
+	CommitTransactionCommand();
+	loaded = true;
 }
 
 /*
@@ -337,6 +491,7 @@ full_look(void)
 	jq_scan_lanes(NULL, see_lane, NULL);
 	PushActiveSnapshot(GetTransactionSnapshot());
 	report_held();
+	(void) jq_prune_kept();
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	pgstat_report_stat(true);

@@ -71,6 +71,7 @@ startup_shmem(void)
 		JqShared->lock = &GetNamedLWLockTranche("jq")->lock;
 		JqShared->nslots = jq_max_workers;
 		JqShared->nlanes = jq_max_lanes;
+		jq_journal_recover();
 	}
 
 	LWLockRelease(AddinShmemInitLock);
@@ -87,6 +88,7 @@ jq_shmem_init(void)
 	shmem_request_hook = request_shmem;
 	prev_shmem_startup_hook = shmem_startup_hook;
 	shmem_startup_hook = startup_shmem;
+	jq_journal_init();
 }
 
 /*
@@ -203,16 +205,7 @@ jq_forget_database(JqDatabase *database)
 			JqLanes[n].in_use = false;
 		role->in_use = false;
 	}
-	for (int i = 0; i < JQ_MAX_UNSETTLED; i++)
-	{
-		JqUnsettled *unsettled = &JqShared->unsettled[i];
-
-		if (unsettled->job_id != 0 && unsettled->dboid == dboid)
-		{
-			unsettled->job_id = 0;
-			JqShared->nunsettled--;
-		}
-	}
+	jq_journal_forget_database(dboid);
 	database->full_look = false;
 	database->lanes_full = false;
 	database->no_slot = false;

@@ -20,6 +20,8 @@
 #ifndef JQ_SHMEM_H
 #define JQ_SHMEM_H
 
+#include <signal.h>
+
 #include "datatype/timestamp.h"
 #include "storage/itemptr.h"
 #include "storage/latch.h"
@@ -31,8 +33,14 @@
 #define JQ_MAX_DATABASES 128
 #define JQ_MAX_ROLES 512
 
-/* Attempts of dead workers that are remembered until someone counts them. */
+/* Attempts of dead workers that are remembered until someone counts them, and
+ * jobs that are run one at a time since one of them crashes the server. */
 #define JQ_MAX_UNSETTLED 64
+#define JQ_MAX_SUSPECTS 64
+
+/* What a handler can say of itself, in bytes with the final zero. */
+#define JQ_NOTE_SIZE 128
+#define JQ_LOG_SIZE 2048
 
 /* Ranges of late keys kept for a lane before they are merged. */
 #define JQ_LATE_RANGES 4
@@ -107,6 +115,9 @@ typedef struct JqDatabase
 	pid_t		scheduler_pid;
 	Latch	   *scheduler_latch;	/* NULL: none */
 	bool		full_look;		/* scheduler is to search the table anew */
+	bool		cancels;		/* scheduler is to see to jq.cancellations */
+	bool		restart;		/* scheduler is to start anew */
+	uint32		pause_changes;	/* grows when a pause or resume commits */
 	bool		wants_calls;	/* scheduler could start another worker */
 	TimestampTz wakes_at;		/* when the scheduler next looks by itself */
 	bool		lanes_full;		/* a lane could not be remembered */
@@ -139,28 +150,92 @@ typedef struct JqSlot
 	int			scan_lane;		/* -1: none */
 	JqKey		pend;
 
-	/* what it holds */
+	/* what it holds; what it runs is in the journal */
 	int64		job_id;			/* 0: nothing */
-	int64		job_stamp;
 	int			job_lane;
 	JqKey		job_key;
-	int32		job_attempt;
-	bool		job_begun;		/* the handler has been entered */
 	bool		job_settles;	/* the outcome is committing */
-	TimestampTz job_started_at;
-	char		job_name[60];
-	char		job_queue[60];
+	bool		suspect;		/* the job is one that runs alone */
 } JqSlot;
 
-/* An attempt whose worker died before it could be recorded. */
+/* What a handler said with jq.progress() and jq.log(). */
+typedef struct JqReport
+{
+	double		percent;		/* below 0: not known */
+	char		note[JQ_NOTE_SIZE];
+	char		log[JQ_LOG_SIZE];
+} JqReport;
+
+/*
+ * An attempt that a worker is making: entry of its slot in the journal.  All
+ * but innocent is written under the lock.
+ */
+typedef struct JqAttempt
+{
+	bool		begun;			/* the handler has been entered */
+	volatile sig_atomic_t innocent; /* its end will not be the job's doing */
+	bool		cancelled;		/* jq.cancel() has asked for its end */
+	bool		timed_out;		/* outlived its time limit and the grace */
+	Oid			dboid;
+	int64		job_id;
+	int64		job_stamp;
+	int32		attempt;
+	pid_t		pid;
+	TimestampTz started_at;
+	TimestampTz end_by;			/* to be ended by force then; 0: no */
+	char		name[60];
+	char		queue[60];
+	JqReport	report;
+} JqAttempt;
+
+typedef enum JqDeath
+{
+	JQ_DEATH_EXIT,				/* left by itself, or was told to */
+	JQ_DEATH_CRASH,				/* crashed or was killed */
+	JQ_DEATH_CANCEL,			/* did not heed jq.cancel() */
+	JQ_DEATH_TIMEOUT			/* did not heed its time limit */
+} JqDeath;
+
+/* An attempt whose worker died before it could be recorded; free if it is not
+ * begun. */
 typedef struct JqUnsettled
+{
+	JqDeath		death;
+	JqAttempt	attempt;
+} JqUnsettled;
+
+typedef struct JqSuspect
 {
 	Oid			dboid;
 	int64		job_id;			/* 0: free */
 	int64		job_stamp;
-	int32		attempt;
-	pid_t		pid;
-} JqUnsettled;
+} JqSuspect;
+
+/*
+ * What outlives the restart after a crash: memory that the postmaster maps
+ * when it loads the library, and that is not the shared memory it makes anew.
+ */
+typedef struct JqJournalData
+{
+	int			nunsettled;
+	int			next_unsettled;
+	int			nsuspects;
+	int			next_suspect;
+	JqUnsettled unsettled[JQ_MAX_UNSETTLED];
+	JqSuspect	suspects[JQ_MAX_SUSPECTS];
+	JqAttempt	attempts[FLEXIBLE_ARRAY_MEMBER];	/* of the slots */
+} JqJournalData;
+
+/* Sessions that wait for a job and are woken when its worker lets go of it;
+ * others that find no room look from time to time. */
+#define JQ_MAX_WAITERS 64
+
+typedef struct JqWaiter
+{
+	Oid			dboid;
+	int64		job_id;			/* 0: free */
+	Latch	   *latch;
+} JqWaiter;
 
 typedef struct JqSharedState
 {
@@ -169,20 +244,21 @@ typedef struct JqSharedState
 	Latch	   *launcher_latch; /* NULL: no launcher */
 	int			nslots;
 	int			nlanes;
-	int			nunsettled;
-	int			next_unsettled;
+	int			nwaiters;
 	JqDatabase	databases[JQ_MAX_DATABASES];
 	JqRole		roles[JQ_MAX_ROLES];
-	JqUnsettled unsettled[JQ_MAX_UNSETTLED];
+	JqWaiter	waiters[JQ_MAX_WAITERS];
 } JqSharedState;
 
 /* Set up by the postmaster; NULL where the library was not preloaded. */
 extern JqSharedState *JqShared;
 extern JqSlot *JqSlots;
 extern JqLane *JqLanes;
+extern JqJournalData *JqJournal;
 
-/* The slot of this process, if it is a worker. */
+/* The slot of this process and its attempt, if it is a worker. */
 extern JqSlot *MyJqSlot;
+extern JqAttempt *MyJqAttempt;
 
 /* Rows that a search has met behind the one it claimed, in order. */
 #define JQ_MAX_AHEAD 64
@@ -222,6 +298,17 @@ extern JqRole *jq_find_role(Oid dboid, Oid roleid, bool create);
 extern void jq_forget_database(JqDatabase *database);
 extern void jq_reconsider_database(JqDatabase *database);
 extern bool jq_role_has_worker(const JqRole *role);
+
+/* "journal.c" */
+extern void jq_journal_init(void);
+extern void jq_journal_recover(void);
+extern JqAttempt *jq_attempt_of(const JqSlot *slot);
+extern void jq_leave_unsettled(const JqAttempt *attempt, JqDeath death);
+extern JqUnsettled *jq_find_unsettled(Oid dboid, int64 job_id, int64 stamp);
+extern void jq_settle(JqUnsettled *unsettled);
+extern bool jq_is_suspect(Oid dboid, int64 job_id, int64 stamp);
+extern void jq_clear_suspect(Oid dboid, int64 job_id, int64 stamp);
+extern void jq_journal_forget_database(Oid dboid);
 
 /* "lane.c" */
 extern int	jq_lane_find(JqRole *role, const char *queue, int32 priority,

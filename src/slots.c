@@ -9,14 +9,17 @@
  * not his any more.
  *
  * What a slot says it holds is true from before the row is locked until after
- * the commit that settles the job.  A worker that ends in between leaves the
- * attempt among the unsettled ones, for whoever claims the job next.
+ * the commit that settles the job.  From the entry of the handler on it also
+ * stands in the journal.  A worker that ends in between leaves the attempt
+ * among the unsettled ones, for whoever claims the job next.
  *
  * Copyright (c) 2026, the jq developers
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
+
+#include <signal.h>
 
 #include "miscadmin.h"
 #include "storage/ipc.h"
@@ -25,9 +28,10 @@
 #include "jq.h"
 
 JqSlot	   *MyJqSlot = NULL;
+JqAttempt  *MyJqAttempt = NULL;
 
 static void detach(int code, Datum arg);
-static void leave_unsettled(JqSlot *slot);
+static void drop_job(JqSlot *slot);
 
 /*
  * Reserve a free slot for a worker that is to be started.  Returns false if
@@ -100,11 +104,25 @@ jq_slot_attach(int slotno, uint32 generation)
 		if (database && database->held_by != 0)
 			slot->leave = true;
 		MyJqSlot = slot;
+		MyJqAttempt = jq_attempt_of(slot);
 	}
 	LWLockRelease(JqShared->lock);
 
 	if (!ours)
 		proc_exit(0);
+}
+
+/*
+ * How this worker dies in the middle of its attempt.
+ */
+static JqDeath
+death_of(const JqAttempt *attempt)
+{
+	if (attempt->cancelled)
+		return JQ_DEATH_CANCEL;
+	if (attempt->timed_out)
+		return JQ_DEATH_TIMEOUT;
+	return JQ_DEATH_EXIT;
 }
 
 static void
@@ -121,14 +139,10 @@ detach(int code, Datum arg)
 	database = jq_find_database(slot->dboid, false);
 	role = jq_find_role(slot->dboid, slot->roleid, false);
 
-	if (slot->job_id != 0)
-	{
-		/* a job that had to make way for a command on its database is free */
-		if (slot->job_begun && !(database && database->held_by != 0))
-			leave_unsettled(slot);
-		jq_lane_lower(&JqLanes[slot->job_lane], slot->job_lane,
-					  slot->job_key, slot->job_key);
-	}
+	if (MyJqAttempt->begun &&
+		(MyJqAttempt->cancelled || !MyJqAttempt->innocent))
+		jq_leave_unsettled(MyJqAttempt, death_of(MyJqAttempt));
+	drop_job(slot);
 	if (role && code != 0 && !slot->proved)
 	{
 		/* it could not even start: do not try again at once */
@@ -140,10 +154,10 @@ detach(int code, Datum arg)
 	}
 
 	slot->state = JQ_SLOT_FREE;
-	slot->job_id = 0;
 	slot->scan_lane = -1;
 	slot->latch = NULL;
 	MyJqSlot = NULL;
+	MyJqAttempt = NULL;
 
 	/* our own database's scheduler, and all that wait for a slot */
 	for (int i = 0; i < JQ_MAX_DATABASES; i++)
@@ -184,18 +198,36 @@ prove(JqSlot *slot)
  * The handler of the claimed job is about to be entered.
  */
 void
-jq_slot_begin_job(const JqJob *job)
+jq_slot_begin_job(JqJob *job)
 {
 	JqSlot	   *slot = MyJqSlot;
+	JqAttempt  *attempt = MyJqAttempt;
 	Latch	   *scheduler = NULL;
 
+	job->pid = MyProcPid;
+	job->started_at = GetCurrentTimestamp();
+
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
-	slot->job_stamp = job->stamp;
-	slot->job_attempt = job->attempts + 1;
-	slot->job_started_at = GetCurrentTimestamp();
-	strlcpy(slot->job_name, job->name, sizeof(slot->job_name));
-	strlcpy(slot->job_queue, job->queue, sizeof(slot->job_queue));
-	slot->job_begun = true;
+	if (!attempt->begun)		/* else it is repeated */
+	{
+		attempt->innocent = false;
+		attempt->cancelled = false;
+		attempt->timed_out = false;
+		attempt->end_by = 0;
+		attempt->report.percent = -1;
+		attempt->report.note[0] = '\0';
+		attempt->report.log[0] = '\0';
+	}
+	attempt->dboid = MyDatabaseId;
+	attempt->job_id = job->id;
+	attempt->job_stamp = job->stamp;
+	attempt->attempt = job->attempts + 1;
+	attempt->pid = MyProcPid;
+	attempt->started_at = job->started_at;
+	strlcpy(attempt->name, job->name, sizeof(attempt->name));
+	strlcpy(attempt->queue, job->queue, sizeof(attempt->queue));
+	pg_write_barrier();			/* should we be killed here */
+	attempt->begun = true;
 	slot->job_settles = false;
 	if (!slot->proved)
 		scheduler = prove(slot);
@@ -218,6 +250,45 @@ jq_slot_settle_at_commit(bool settles)
 }
 
 /*
+ * Let go of the job, which has come to an end: its outcome has committed.
+ * The caller holds the lock.
+ */
+void
+jq_slot_let_go(void)
+{
+	JqSlot	   *slot = MyJqSlot;
+	JqAttempt  *attempt = MyJqAttempt;
+
+	for (int i = 0; i < JQ_MAX_WAITERS && JqShared->nwaiters > 0; i++)
+	{
+		JqWaiter   *waiter = &JqShared->waiters[i];
+
+		if (waiter->job_id == slot->job_id && slot->job_id != 0 &&
+			waiter->dboid == MyDatabaseId)
+			SetLatch(waiter->latch);
+	}
+	if (attempt->begun)
+	{
+		if (attempt->cancelled)
+		{
+			/* perhaps too late for us to notice */
+			JqDatabase *database = jq_find_database(MyDatabaseId, false);
+
+			if (database)
+				database->cancels = true;
+			if (database && database->scheduler_latch)
+				SetLatch(database->scheduler_latch);
+		}
+		if (slot->suspect)
+			jq_clear_suspect(MyDatabaseId, attempt->job_id, attempt->job_stamp);
+	}
+	attempt->begun = false;
+	slot->job_id = 0;
+	slot->job_settles = false;
+	slot->suspect = false;
+}
+
+/*
  * The claimed job is settled: its outcome has committed.  The search that
  * found it may go on.
  */
@@ -225,10 +296,24 @@ void
 jq_slot_end_job(void)
 {
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
-	MyJqSlot->job_id = 0;
-	MyJqSlot->job_begun = false;
-	MyJqSlot->job_settles = false;
+	jq_slot_let_go();
 	LWLockRelease(JqShared->lock);
+}
+
+/*
+ * The job goes back as it was: make its lane live again.  The caller holds
+ * the lock.
+ */
+static void
+drop_job(JqSlot *slot)
+{
+	if (slot->job_id != 0)
+		jq_lane_lower(&JqLanes[slot->job_lane], slot->job_lane,
+					  slot->job_key, slot->job_key);
+	jq_attempt_of(slot)->begun = false;
+	slot->job_id = 0;
+	slot->job_settles = false;
+	slot->suspect = false;
 }
 
 /*
@@ -237,16 +322,97 @@ jq_slot_end_job(void)
 void
 jq_slot_drop_job(void)
 {
-	JqSlot	   *slot = MyJqSlot;
-
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
-	if (slot->job_id != 0)
-		jq_lane_lower(&JqLanes[slot->job_lane], slot->job_lane,
-					  slot->job_key, slot->job_key);
-	slot->job_id = 0;
-	slot->job_begun = false;
-	slot->job_settles = false;
+	drop_job(MyJqSlot);
 	LWLockRelease(JqShared->lock);
+}
+
+/*
+ * Interrupt the job that the slot's worker runs, and let it be ended by force
+ * after the grace.  The caller holds the lock, so that the worker is there,
+ * and still at that job.
+ */
+void
+jq_slot_interrupt(JqSlot *slot, TimestampTz now)
+{
+	JqAttempt  *attempt = jq_attempt_of(slot);
+
+	Assert(LWLockHeldByMeInMode(JqShared->lock, LW_EXCLUSIVE));
+	if (attempt->cancelled)
+		return;
+	attempt->cancelled = true;
+	attempt->end_by = now + (int64) jq_cancel_grace * 1000;
+	(void) kill(slot->pid, SIGUSR2);
+}
+
+/*
+ * Whether the database has a scheduler now.  Takes no lock, for signal
+ * handlers: a late answer does no harm.
+ */
+bool
+jq_scheduler_is_there(Oid dboid)
+{
+	for (int i = 0; i < JQ_MAX_DATABASES; i++)
+	{
+		const JqDatabase *database = &JqShared->databases[i];
+
+		if (database->in_use && database->dboid == dboid)
+			return database->scheduler_latch != NULL;
+	}
+	return false;
+}
+
+/*
+ * End the slot's worker if it runs a job; innocent: the attempt does not
+ * count.  The caller holds the lock, under which the worker detaches, so that
+ * the pid is its own.
+ */
+void
+jq_slot_end_worker(JqSlot *slot, bool innocent)
+{
+	JqAttempt  *attempt = jq_attempt_of(slot);
+
+	Assert(LWLockHeldByMeInMode(JqShared->lock, LW_EXCLUSIVE));
+	if (!attempt->begun)
+		return;
+	if (innocent)
+		attempt->innocent = true;
+	(void) kill(slot->pid, SIGTERM);
+}
+
+/*
+ * Whether another worker is running a suspect.  The caller holds the lock.
+ */
+bool
+jq_suspect_runs(void)
+{
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		if (JqSlots[i].state == JQ_SLOT_BUSY && JqSlots[i].suspect &&
+			JqSlots[i].job_id != 0 && &JqSlots[i] != MyJqSlot)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * The slot of the worker that runs this job, or, with stamp 0, holds a job of
+ * this id in any way; NULL if none does.  The caller holds the lock.
+ */
+JqSlot *
+jq_slot_of_job(int64 job_id, int64 stamp)
+{
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+		JqAttempt  *attempt = jq_attempt_of(slot);
+
+		if (slot->state == JQ_SLOT_BUSY && slot->job_id == job_id &&
+			slot->dboid == MyDatabaseId &&
+			(stamp == 0 || (attempt->begun && attempt->job_stamp == stamp)))
+			return slot;
+	}
+	return NULL;
 }
 
 /*
@@ -255,20 +421,21 @@ jq_slot_drop_job(void)
  * we may sleep.
  */
 bool
-jq_slot_try_idle(const JqLaneSet *set, List *queues)
+jq_slot_try_idle(const JqLaneSet *set, List *queues, uint32 pauses_seen)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	TimestampTz due;
+	JqDatabase *database;
 	Latch	   *scheduler = NULL;
 	bool		idle;
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 	due = jq_lanes_due(set, queues);
-	idle = due > now && !MyJqSlot->leave;
+	database = jq_find_database(MyDatabaseId, false);
+	idle = due > now && !MyJqSlot->leave &&
+		(database == NULL || database->pause_changes == pauses_seen);
 	if (idle)
 	{
-		JqDatabase *database = jq_find_database(MyDatabaseId, false);
-
 		MyJqSlot->state = JQ_SLOT_IDLE;
 		if (database && due < database->wakes_at)
 			scheduler = database->scheduler_latch;
@@ -325,87 +492,45 @@ jq_slot_wake_next(void)
  * Unsettled attempts
  * --------------------------------------------------------------------- */
 
-static void
-leave_unsettled(JqSlot *slot)
-{
-	JqUnsettled *unsettled = NULL;
-
-	for (int i = 0; i < JQ_MAX_UNSETTLED && unsettled == NULL; i++)
-	{
-		if (JqShared->unsettled[i].job_id == 0)
-			unsettled = &JqShared->unsettled[i];
-	}
-	if (unsettled == NULL)
-	{
-		/* all in use: the oldest entries are of jobs that were removed */
-		unsettled = &JqShared->unsettled[JqShared->next_unsettled];
-		JqShared->next_unsettled = (JqShared->next_unsettled + 1) % JQ_MAX_UNSETTLED;
-		JqShared->nunsettled--;
-	}
-	unsettled->dboid = slot->dboid;
-	unsettled->job_id = slot->job_id;
-	unsettled->job_stamp = slot->job_stamp;
-	unsettled->attempt = slot->job_attempt;
-	unsettled->pid = slot->pid;
-	JqShared->nunsettled++;
-}
-
-static JqUnsettled *
-find_unsettled(const JqJob *job)
-{
-	for (int i = 0; i < JQ_MAX_UNSETTLED; i++)
-	{
-		JqUnsettled *unsettled = &JqShared->unsettled[i];
-
-		if (unsettled->job_id == job->id &&
-			unsettled->job_stamp == job->stamp &&
-			unsettled->dboid == MyDatabaseId)
-			return unsettled;
-	}
-	return NULL;
-}
-
 /*
- * Whether a worker died in an attempt of this job that is not counted in its
- * row yet; *pid is that worker's.
+ * If a worker died in an attempt of this job that is not counted in its row
+ * yet, fill in *unsettled.
  */
 bool
-jq_is_unsettled(const JqJob *job, pid_t *pid)
+jq_is_unsettled(const JqJob *job, JqUnsettled *unsettled)
 {
-	JqUnsettled *unsettled;
-	bool		result = false;
+	JqUnsettled *found;
 
-	if (JqShared == NULL || JqShared->nunsettled == 0)
+	if (JqShared == NULL || JqJournal->nunsettled == 0)
 		return false;
 
 	LWLockAcquire(JqShared->lock, LW_SHARED);
-	unsettled = find_unsettled(job);
-	if (unsettled)
-	{
-		result = unsettled->attempt > job->attempts;
-		*pid = unsettled->pid;
-	}
+	found = jq_find_unsettled(MyDatabaseId, job->id, job->stamp);
+	if (found && found->attempt.attempt <= job->attempts)
+		found = NULL;			/* counted by somebody who then died */
+	if (found)
+		*unsettled = *found;
 	LWLockRelease(JqShared->lock);
-	return result;
+	return found != NULL;
 }
 
 /*
- * The attempt is counted now.
+ * The attempt is counted now, or the job has ended for good (gone).
  */
 void
-jq_forget_unsettled(const JqJob *job)
+jq_forget_unsettled(const JqJob *job, bool gone)
 {
-	JqUnsettled *unsettled;
+	JqUnsettled *found;
 
-	if (JqShared == NULL || JqShared->nunsettled == 0)
+	if (JqShared == NULL ||
+		(JqJournal->nunsettled == 0 && JqJournal->nsuspects == 0))
 		return;
 
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
-	unsettled = find_unsettled(job);
-	if (unsettled)
-	{
-		unsettled->job_id = 0;
-		JqShared->nunsettled--;
-	}
+	found = jq_find_unsettled(MyDatabaseId, job->id, job->stamp);
+	if (found)
+		jq_settle(found);
+	if (gone)
+		jq_clear_suspect(MyDatabaseId, job->id, job->stamp);
 	LWLockRelease(JqShared->lock);
 }

@@ -16,6 +16,8 @@
  */
 #include "postgres.h"
 
+#include <signal.h>
+
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "utils/hsearch.h"
@@ -46,8 +48,21 @@ static HTAB *due_entries = NULL;
 static DueEntry *last_entry = NULL;
 static int	deepest_level = 0;
 
+/* A running job that is to be interrupted. */
+typedef struct CancelNote
+{
+	int64		job_id;
+	int64		stamp;
+	int			nest_level;
+} CancelNote;
+
+/* in TopTransactionContext */
+static List *cancel_notes = NIL;
+
 static bool full_look_noted = false;
 static bool launcher_noted = false;
+static bool pauses_noted = false;
+static bool restart_noted = false;
 
 /* latches to be set, collected under the lock; jq_max_workers + 2 of them */
 static Latch **latches = NULL;
@@ -58,14 +73,19 @@ static int	nlatches;
  * --------------------------------------------------------------------- */
 
 static void
+make_latches(void)
+{
+	if (latches == NULL)
+		latches = MemoryContextAlloc(TopMemoryContext,
+									 (JqShared->nslots + 2) * sizeof(Latch *));
+}
+
+static void
 make_entries(void)
 {
 	HASHCTL		ctl = {0};
 
-	if (latches == NULL)
-		latches = MemoryContextAlloc(TopMemoryContext,
-									 (JqShared->nslots + 2) * sizeof(Latch *));
-
+	make_latches();
 	ctl.keysize = sizeof(DueKey);
 	ctl.entrysize = sizeof(DueEntry);
 	ctl.hcxt = TopTransactionContext;
@@ -150,14 +170,64 @@ jq_note_launcher(void)
 	launcher_noted = true;
 }
 
+/*
+ * Note that the transaction changed jq.pauses: once it has committed, workers
+ * and scheduler are to look again at what is due.
+ */
+void
+jq_note_pauses(void)
+{
+	if (JqShared == NULL)
+		return;
+	make_latches();
+	pauses_noted = true;
+}
+
+/*
+ * Note that workers and scheduler of this database are to be replaced once
+ * the transaction has committed.
+ */
+void
+jq_note_restart(void)
+{
+	restart_noted = true;
+}
+
+/*
+ * Note that the current (sub)transaction cancelled a running job, which is to
+ * be interrupted once it has committed.
+ */
+void
+jq_note_cancel(int64 job_id, int64 stamp)
+{
+	MemoryContext oldcxt = MemoryContextSwitchTo(TopTransactionContext);
+	CancelNote *note = palloc(sizeof(CancelNote));
+
+	note->job_id = job_id;
+	note->stamp = stamp;
+	note->nest_level = GetCurrentTransactionNestLevel();
+	cancel_notes = lappend(cancel_notes, note);
+	MemoryContextSwitchTo(oldcxt);
+}
+
+static bool
+anything_noted(void)
+{
+	return due_entries || cancel_notes != NIL || full_look_noted ||
+		launcher_noted || pauses_noted || restart_noted;
+}
+
 static void
 forget_notes(void)
 {
 	/* the memory goes with the transaction */
 	due_entries = NULL;
 	last_entry = NULL;
+	cancel_notes = NIL;
 	full_look_noted = false;
 	launcher_noted = false;
+	pauses_noted = false;
+	restart_noted = false;
 }
 
 /* ---------------------------------------------------------------------
@@ -167,6 +237,25 @@ forget_notes(void)
 /*
  * Hand the notes of the ending subtransaction to its parent, or drop them.
  */
+static void
+end_subxact_cancels(bool commit)
+{
+	int			level = GetCurrentTransactionNestLevel();
+	ListCell   *lc;
+
+	foreach(lc, cancel_notes)
+	{
+		CancelNote *note = lfirst(lc);
+
+		if (note->nest_level < level)
+			continue;
+		if (commit)
+			note->nest_level = level - 1;
+		else
+			cancel_notes = foreach_delete_current(cancel_notes, lc);
+	}
+}
+
 static void
 end_subxact(bool commit)
 {
@@ -215,10 +304,11 @@ static void
 subxact_callback(SubXactEvent event, SubTransactionId subid,
 				 SubTransactionId parent, void *arg)
 {
-	if (event == SUBXACT_EVENT_COMMIT_SUB)
-		end_subxact(true);
-	else if (event == SUBXACT_EVENT_ABORT_SUB)
-		end_subxact(false);
+	if (event == SUBXACT_EVENT_COMMIT_SUB || event == SUBXACT_EVENT_ABORT_SUB)
+	{
+		end_subxact(event == SUBXACT_EVENT_COMMIT_SUB);
+		end_subxact_cancels(event == SUBXACT_EVENT_COMMIT_SUB);
+	}
 }
 
 /* ---------------------------------------------------------------------
@@ -281,6 +371,70 @@ publish(const DueEntry *entry, JqDatabase *database, TimestampTz now)
 	return database->wants_calls || !jq_role_has_worker(role);
 }
 
+/*
+ * Interrupt the running jobs that the transaction cancelled.  Of one that does
+ * not run now the scheduler finds out what became of it.  It also sees to it
+ * that a handler which does not heed the interrupt is ended.  The caller holds
+ * the lock: so the worker cannot go on to another job, nor leave.
+ */
+static void
+interrupt_jobs(JqDatabase *database, TimestampTz now)
+{
+	ListCell   *lc;
+
+	foreach(lc, cancel_notes)
+	{
+		CancelNote *note = lfirst(lc);
+		JqSlot	   *slot = jq_slot_of_job(note->job_id, note->stamp);
+
+		if (slot)
+			jq_slot_interrupt(slot, now);
+		else
+			database->cancels = true;
+	}
+}
+
+/*
+ * Let all workers and the scheduler look again at what is due, since pauses
+ * have changed.  The caller holds the lock.
+ */
+static void
+publish_pauses(JqDatabase *database)
+{
+	database->pause_changes++;
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+
+		if (slot->state == JQ_SLOT_IDLE && slot->dboid == MyDatabaseId)
+		{
+			slot->state = JQ_SLOT_BUSY;
+			slot->scan_lane = -1;
+			latches[nlatches++] = slot->latch;
+		}
+	}
+}
+
+/*
+ * Ask the processes of this database to leave, each after what it is doing.
+ * The caller holds the lock.
+ */
+static void
+publish_restart(JqDatabase *database)
+{
+	database->restart = true;
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		JqSlot	   *slot = &JqSlots[i];
+
+		if (slot->state == JQ_SLOT_FREE || slot->dboid != MyDatabaseId)
+			continue;
+		slot->leave = true;
+		if (slot->latch)
+			SetLatch(slot->latch);
+	}
+}
+
 static void
 wake_at_commit(void)
 {
@@ -295,15 +449,13 @@ wake_at_commit(void)
 	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
 
 	if (MyJqSlot && MyJqSlot->job_settles)
-	{
-		MyJqSlot->job_id = 0;
-		MyJqSlot->job_begun = false;
-	}
+		jq_slot_let_go();
 
 	database = jq_find_database(MyDatabaseId, true);
 	if (database)
 	{
-		bool		call = full_look_noted;
+		bool		call = full_look_noted || pauses_noted || restart_noted ||
+			cancel_notes != NIL;
 
 		database->full_look |= full_look_noted;
 		if (due_entries)
@@ -312,6 +464,11 @@ wake_at_commit(void)
 			while ((entry = hash_seq_search(&status)) != NULL)
 				call |= publish(entry, database, now);
 		}
+		if (pauses_noted)
+			publish_pauses(database);
+		interrupt_jobs(database, now);
+		if (restart_noted)
+			publish_restart(database);
 		if (call)
 			scheduler = database->scheduler_latch;
 		if (launcher_noted)
@@ -341,7 +498,7 @@ xact_callback(XactEvent event, void *arg)
 			break;
 
 		case XACT_EVENT_COMMIT:
-			if (JqShared && (due_entries || full_look_noted || launcher_noted))
+			if (JqShared && anything_noted())
 				wake_at_commit();
 			forget_notes();
 			break;

@@ -11,11 +11,19 @@
  *
  * Interrupts that cancel a query are held off but while a handler runs.
  *
+ * Two signals mean one thing from the postmaster and another from anybody
+ * else.  SIGQUIT from it says that some other process has crashed: what we are
+ * doing is innocent.  SIGTERM from it says that the server is shut down: the
+ * job may come to its end, and the scheduler ends us when the grace is over.
+ *
  * Copyright (c) 2026, the jq developers
  *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
+
+#include <signal.h>
+#include <unistd.h>
 
 #include "access/xact.h"
 #include "access/xlog.h"
@@ -78,6 +86,12 @@ static uint64 calls_epoch = 0;
 /* Set if the role cannot log in and this server cannot connect as it. */
 static bool borrowed_session = false;
 
+/* Set when the postmaster has asked all to leave. */
+static volatile sig_atomic_t shutdown_requested = false;
+
+/* What the last look at jq.pauses said. */
+static uint32 pauses_seen = 0;
+
 static bool commits_run_ahead = false;
 static bool sync_commit_is_users = false;
 static TimestampTz last_flush = 0;
@@ -85,9 +99,89 @@ static int64 flush_interval = MAX_FLUSH_INTERVAL_US;
 
 static bool run_next_job(void);
 static void attempt_job(JqJob *job);
+static JqFailure *capture_failure(void);
 static void record_failure(JqJob *job, const JqFailure *failure);
 static void reset_session(void);
 static void sleep_until_called(void);
+
+/* ---------------------------------------------------------------------
+ * Signals
+ * --------------------------------------------------------------------- */
+
+/*
+ * Some process has crashed, and the postmaster ends us: say that it was not
+ * our job, if the word is the postmaster's, and quit as all others do.
+ */
+static void
+handle_sigquit(int signo, siginfo_t *info, void *context)
+{
+	/* a child that the handler has forked shares our journal */
+	if (info->si_pid == PostmasterPid && MyJqAttempt && MyProcPid == (int) getpid())
+		MyJqAttempt->innocent = true;
+	SignalHandlerForCrashExit(signo);
+}
+
+/*
+ * Leave.  A shutdown lets the job that we run come to its end, if there is a
+ * scheduler to see to it that this does not take too long; and if it does,
+ * that is not the job's doing.
+ */
+static void
+handle_sigterm(int signo, siginfo_t *info, void *context)
+{
+	int			save_errno = errno;
+
+	if (info->si_pid == PostmasterPid)
+	{
+		shutdown_requested = true;
+		if (MyJqAttempt && MyJqAttempt->begun)
+		{
+			MyJqAttempt->innocent = true;
+			if (jq_shutdown_grace > 0 && jq_scheduler_is_there(MyDatabaseId))
+			{
+				SetLatch(MyLatch);
+				errno = save_errno;
+				return;
+			}
+		}
+	}
+	die(signo);
+	errno = save_errno;
+}
+
+/*
+ * Somebody cancels the job that we run, if we still do: one that has begun
+ * since is not marked.
+ */
+static void
+handle_sigusr2(int signo)
+{
+	int			save_errno = errno;
+
+	if (MyJqAttempt && MyJqAttempt->begun && MyJqAttempt->cancelled)
+	{
+		InterruptPending = true;
+		QueryCancelPending = true;
+		SetLatch(MyLatch);
+	}
+	errno = save_errno;
+}
+
+/*
+ * pqsignal() cannot tell who sends a signal.
+ */
+void
+jq_set_signal_handler(int signo, void (*handler) (int, siginfo_t *, void *))
+{
+	struct sigaction action;
+
+	memset(&action, 0, sizeof(action));
+	action.sa_sigaction = handler;
+	action.sa_flags = SA_RESTART | SA_SIGINFO;
+	sigemptyset(&action.sa_mask);
+	if (sigaction(signo, &action, NULL) < 0)
+		elog(FATAL, "could not set handler of signal %d: %m", signo);
+}
 
 /* ---------------------------------------------------------------------
  * Start
@@ -287,7 +381,9 @@ jq_worker_main(Datum main_arg)
 	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
 
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	pqsignal(SIGTERM, die);
+	pqsignal(SIGUSR2, handle_sigusr2);
+	jq_set_signal_handler(SIGQUIT, handle_sigquit);
+	jq_set_signal_handler(SIGTERM, handle_sigterm);
 	BackgroundWorkerUnblockSignals();
 
 	jq_slot_attach(DatumGetInt32(main_arg), args.generation);
@@ -311,10 +407,10 @@ jq_worker_main(Datum main_arg)
 			if (!jq_database_is_served(args.database))
 				break;
 		}
-		if (MyJqSlot->leave)
+		if (MyJqSlot->leave || shutdown_requested)
 			break;				/* a late look at "leave" does no harm */
 
-		if (jq_slot_try_idle(&lanes, queues))
+		if (jq_slot_try_idle(&lanes, queues, pauses_seen))
 		{
 			sleep_until_called();
 			awake = false;
@@ -396,6 +492,7 @@ run_next_job(void)
 	if (jq_catalog_if_any() == NULL)
 		proc_exit(0);
 
+	pauses_seen = jq_load_pauses();
 	job = palloc0(sizeof(JqJob));
 	if (!jq_claim_next(&lanes, queues, job))
 	{
@@ -460,28 +557,33 @@ report_vanished(const JqJob *job)
 static JqFailure *
 execute_job(JqJob *job)
 {
-	JqFailure  *failure = jq_failure_before_start(job);
-	const JqHandler *found;
+	const JqHandler *found = jq_find_handler(job->name);
+	JqFailure  *failure = jq_failure_before_start(job, found);
 	JqHandler  *handler;
 	JqCallResult result;
 
 	if (failure)
 		return failure;
-	found = jq_find_handler(job->name);
-	if (found == NULL)
-		return jq_unregistered_failure(job);
 	handler = jq_copy_handler(found);
 	jq_check_handler_rights(handler, GetUserId());
 	jq_slot_begin_job(job);
 
 	QueryCancelPending = false;
+	if (MyJqAttempt->cancelled) /* already */
+		InterruptPending = QueryCancelPending = true;
 	RESUME_CANCEL_INTERRUPTS();
 	jq_call_handler(handler, job, cached_call(handler->function), true, &result);
 	PortalHashTableDeleteAll();
 	HOLD_CANCEL_INTERRUPTS();
 
+	/* it may have trapped the interrupt, but is not to count as done */
+	if (MyJqAttempt->cancelled)
+		ereport(ERROR,
+				(errcode(ERRCODE_QUERY_CANCELED),
+				 errmsg("job was cancelled")));
+
 	ResetTempTableNamespace();
-	if (!jq_record_done(job))
+	if (!jq_record_done(job, handler, &result))
 		report_vanished(job);
 	if (result.synchronous_commit != synchronous_commit)
 		jq_set_local_synchronous_commit(result.synchronous_commit);
@@ -489,21 +591,14 @@ execute_job(JqJob *job)
 }
 
 /*
- * Do what the claim was for, commit, and let go of the job.
+ * Do what the claim was for and commit.  Returns how it failed, or NULL; then
+ * the transaction is over.
  */
-static void
-attempt_job(JqJob *job)
+static JqFailure *
+try_job(JqJob *job)
 {
-	ErrorContextCallback errcallback;
 	JqFailure  *volatile failure = NULL;
 
-	errcallback.callback = job_error_context;
-	errcallback.arg = job;
-	errcallback.previous = error_context_stack;
-	error_context_stack = &errcallback;
-
-	pgstat_report_activity(STATE_RUNNING,
-						   psprintf("jq: %s, job " INT64_FORMAT, job->name, job->id));
 	PG_TRY();
 	{
 		failure = execute_job(job);
@@ -521,14 +616,79 @@ attempt_job(JqJob *job)
 		/* the error has let go of all interrupts that were held */
 		HOLD_INTERRUPTS();
 		HOLD_CANCEL_INTERRUPTS();
-		EmitErrorReport();
-		failure = jq_capture_failure(job_cxt);
+		failure = capture_failure();
 		AbortOutOfAnyTransaction();
 		calls = NULL;			/* a call that was cut off is good no more */
 		RESUME_INTERRUPTS();
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(job_cxt);
+	return failure;
+}
+
+/*
+ * Make the current error the job's failure.  It goes to the log as well,
+ * unless it is no error but the way the job was meant to end.
+ */
+static JqFailure *
+capture_failure(void)
+{
+	JqFailure  *failure = jq_capture_failure(job_cxt);
+
+	if (MyJqAttempt->begun && MyJqAttempt->cancelled)
+	{
+		failure->end = JQ_END_CANCELLED;
+		failure->sqlerrcode = ERRCODE_JQ_CANCELLED;
+		failure->message = NULL;	/* told by who cancelled it */
+		failure->unspent = false;
+	}
+	if (failure->end == JQ_END_FAILED)
+		EmitErrorReport();
+	FlushErrorState();
+	return failure;
+}
+
+/*
+ * Start another transaction for the job and take its row again.  Returns false
+ * if somebody came to it in between.
+ */
+static bool
+take_again(JqJob *job)
+{
+	start_transaction();
+	MemoryContextSwitchTo(job_cxt);
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (jq_lock_job(job))
+		return true;
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(job_cxt);
+	return false;
+}
+
+/*
+ * Make an attempt of the claimed job, see to it that its outcome is recorded,
+ * and let go of the job.
+ */
+static void
+attempt_job(JqJob *job)
+{
+	ErrorContextCallback errcallback;
+	JqFailure  *failure;
+	int			tries = 0;
+
+	errcallback.callback = job_error_context;
+	errcallback.arg = job;
+	errcallback.previous = error_context_stack;
+	error_context_stack = &errcallback;
+
+	pgstat_report_activity(STATE_RUNNING,
+						   psprintf("jq: %s, job " INT64_FORMAT, job->name, job->id));
+	do
+	{
+		failure = try_job(job);
+		tries++;
+	} while (failure && jq_worth_repeating(failure, tries) && take_again(job));
 
 	if (failure)
 		record_failure(job, failure);
@@ -543,19 +703,21 @@ attempt_job(JqJob *job)
  * the first time by the handler's terms: they must not be what prevents it.
  */
 static bool
-try_record_failure(JqJob *job, const JqFailure *failure, bool first)
+try_record_failure(JqJob *job, const JqFailure *failure, bool first, bool *gone)
 {
 	volatile bool recorded = false;
 
 	PG_TRY();
 	{
-		const JqHandler *handler;
+		const JqHandler *found;
 
 		start_transaction();
 		MemoryContextSwitchTo(job_cxt);
 		PushActiveSnapshot(GetTransactionSnapshot());
-		handler = first ? jq_find_handler(job->name) : NULL;
-		if (!jq_record_failure(job, MyJqSlot->roleid, handler, failure))
+		found = first ? jq_find_handler(job->name) : NULL;
+		if (!jq_record_failure(job, MyJqSlot->roleid,
+							   found ? jq_copy_handler(found) : NULL,
+							   failure, gone))
 			report_vanished(job);
 		PopActiveSnapshot();
 		jq_slot_settle_at_commit(true);
@@ -588,9 +750,11 @@ record_failure(JqJob *job, const JqFailure *failure)
 {
 	for (int try = 0;; try++)
 	{
-		if (try_record_failure(job, failure, try == 0))
+		bool		gone;
+
+		if (try_record_failure(job, failure, try == 0, &gone))
 		{
-			jq_forget_unsettled(job);
+			jq_forget_unsettled(job, gone);
 			jq_slot_end_job();
 			return;
 		}

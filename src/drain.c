@@ -1,0 +1,349 @@
+/*-------------------------------------------------------------------------
+ *
+ * drain.c
+ *	  jq.drain(): runs jobs in the caller's own session.
+ *
+ * Nobody would notice if the session died with a job, so the attempt is
+ * counted before: the job is leased to this session, and that is committed
+ * first.  The lease ends with the session (jq_holder_lives), or when its time
+ * is over; then the session's record is refused.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/memutils.h"
+#include "utils/portal.h"
+#include "utils/resowner.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "jq.h"
+
+/* A drain that jobs keep going by dispatching others ends after so many times
+ * that it found nothing left. */
+#define MAX_ROUNDS	10000
+
+/* A session that drains: its lanes, and memory for one job at a time. */
+typedef struct Drain
+{
+	JqLaneSet	lanes;
+	int			max_lanes;
+	List	   *queues;
+	int			rounds;			/* times that all lanes were found empty */
+	MemoryContext cxt;			/* as long as the drain */
+	MemoryContext job_cxt;
+} Drain;
+
+static void drain_one(Drain *drain, JqJob *job);
+
+PG_FUNCTION_INFO_V1(jq_drain);
+
+/*
+ * Add a lane to those of the drain, or lower the one that is there.
+ */
+static void
+see_lane(const char *role, const char *queue, int32 priority, JqKey first,
+		 void *arg)
+{
+	Drain	   *drain = arg;
+	JqLaneSet  *set = &drain->lanes;
+	int			n;
+
+	for (n = set->first_lane; n >= 0; n = set->lanes[n].next)
+	{
+		if (set->lanes[n].priority == priority &&
+			strcmp(set->lanes[n].queue, queue) == 0)
+			break;
+	}
+	if (n < 0)
+	{
+		if (set->nlanes == drain->max_lanes)
+		{
+			drain->max_lanes *= 2;
+			set->lanes = repalloc(set->lanes, drain->max_lanes * sizeof(JqLane));
+		}
+		n = set->nlanes++;
+		jq_lane_init(&set->lanes[n], queue, priority);
+		set->lanes[n].next = set->first_lane;
+		set->first_lane = n;
+	}
+	jq_lane_lower(&set->lanes[n], -1, first, first);
+}
+
+static void
+start_drain(Drain *drain, FunctionCallInfo fcinfo)
+{
+	MemoryContext oldcxt;
+
+	memset(drain, 0, sizeof(Drain));
+	drain->cxt = AllocSetContextCreate(PortalContext, "jq drain",
+									   ALLOCSET_DEFAULT_SIZES);
+	drain->job_cxt = AllocSetContextCreate(drain->cxt, "jq job",
+										   ALLOCSET_DEFAULT_SIZES);
+	oldcxt = MemoryContextSwitchTo(drain->cxt);
+	if (!PG_ARGISNULL(0))
+	{
+		ArrayType  *array = PG_GETARG_ARRAYTYPE_P_COPY(0);
+		Datum	   *elements;
+		bool	   *nulls;
+		int			count;
+
+		deconstruct_array(array, TEXTOID, -1, false, TYPALIGN_INT,
+						  &elements, &nulls, &count);
+		for (int i = 0; i < count; i++)
+		{
+			char	   *queue;
+
+			if (nulls[i])
+				ereport(ERROR,
+						(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+						 errmsg("name of a queue must not be NULL")));
+			queue = TextDatumGetCString(elements[i]);
+			jq_check_name(queue, strlen(queue), "queue");
+			drain->queues = lappend(drain->queues, queue);
+		}
+		if (count == 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("array of queues must not be empty"),
+					 errhint("NULL means all queues.")));
+	}
+	drain->lanes.roleid = GetUserId();
+	drain->max_lanes = 16;
+	drain->lanes.lanes = palloc(drain->max_lanes * sizeof(JqLane));
+	drain->lanes.first_lane = -1;
+	MemoryContextSwitchTo(oldcxt);
+}
+
+/*
+ * Claim the next due job.  The lanes are private, so what others dispatch is
+ * seen only when they are loaded anew, which is done when they are empty.
+ */
+static bool
+next_job(Drain *drain, JqJob *job)
+{
+	(void) jq_load_pauses();
+	for (int look = 0; look < 2; look++)
+	{
+		if (jq_lanes_due(&drain->lanes, drain->queues) <= GetCurrentTimestamp() &&
+			jq_claim_next(&drain->lanes, drain->queues, job))
+			return true;
+		if (look == 0 && drain->rounds == MAX_ROUNDS)
+			ereport(WARNING,
+					(errmsg("jq.drain() stopped while jobs dispatch others"),
+					 errdetail("It found new jobs %d times after it had run all.",
+							   MAX_ROUNDS)));
+		else if (look == 0)
+		{
+			drain->rounds++;
+			MemoryContextSwitchTo(drain->cxt);
+			jq_scan_lanes(GetUserNameFromId(drain->lanes.roleid, false),
+						  see_lane, drain);
+			MemoryContextSwitchTo(drain->job_cxt);
+		}
+	}
+	return false;
+}
+
+/*
+ * Tell of due jobs that only their own roles, or workers, run.
+ */
+static void
+notice_others(void)
+{
+	Oid			types[] = {OIDOID, TEXTOID};
+	Datum		values[2];
+	int64		others;
+
+	values[0] = ObjectIdGetDatum(MyDatabaseId);
+	values[1] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
+	PushActiveSnapshot(GetTransactionSnapshot());
+	jq_owner_execute("SELECT count(*) FROM jq.jobs WHERE origin = $1 AND role <> $2"
+					 " AND available_at <= clock_timestamp()",
+					 2, types, values, NULL, &others);
+	PopActiveSnapshot();
+	if (others > 0)
+		ereport(NOTICE,
+				(errmsg_plural("%lld due job of another role was left",
+							   "%lld due jobs of other roles were left",
+							   (unsigned long) others, (long long) others)));
+}
+
+/*
+ * CALL jq.drain(queues, max_jobs, ran)
+ */
+Datum
+jq_drain(PG_FUNCTION_ARGS)
+{
+	int64		max_jobs = PG_ARGISNULL(1) ? PG_INT64_MAX : PG_GETARG_INT64(1);
+	int64		ran = 0;
+	Drain		drain;
+	TupleDesc	desc;
+	Datum		value;
+	bool		isnull = false;
+	MemoryContext caller_cxt = CurrentMemoryContext;
+
+	if (!fcinfo->context || !IsA(fcinfo->context, CallContext) ||
+		castNode(CallContext, fcinfo->context)->atomic)
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("jq.drain() cannot run inside a transaction block"),
+				 errdetail("It commits each job by itself.")));
+	PreventCommandIfReadOnly("jq.drain()");
+	if (max_jobs < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("max_jobs must not be negative")));
+	(void) jq_catalog();
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	desc = CreateTupleDescCopy(desc);
+
+	start_drain(&drain, fcinfo);
+	if (SPI_connect_ext(SPI_OPT_NONATOMIC) != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+
+	while (ran < max_jobs)
+	{
+		JqJob	   *job;
+
+		CHECK_FOR_INTERRUPTS();
+		MemoryContextReset(drain.job_cxt);
+		MemoryContextSwitchTo(drain.job_cxt);
+		job = palloc0(sizeof(JqJob));
+		if (!next_job(&drain, job))
+			break;
+		drain_one(&drain, job);
+		ran++;
+	}
+	notice_others();
+
+	SPI_finish();
+	MemoryContextSwitchTo(caller_cxt);
+	MemoryContextDelete(drain.cxt);
+
+	value = Int64GetDatum(ran);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  &value, &isnull)));
+}
+
+/*
+ * Run the handler in a subtransaction; returns how it failed, or NULL.
+ */
+static JqFailure *
+run_in_subtransaction(const JqHandler *handler, const JqJob *job,
+					  JqCallResult *result)
+{
+	MemoryContext cxt = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	JqFailure  *volatile failure = NULL;
+
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(cxt);
+	PG_TRY();
+	{
+		FmgrInfo	flinfo;
+
+		jq_check_handler_rights(handler, GetUserId());
+		fmgr_info(handler->function, &flinfo);
+		jq_call_handler(handler, job, &flinfo, true, result);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		failure = jq_capture_failure(cxt);
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(cxt);
+	CurrentResourceOwner = owner;
+	return failure;
+}
+
+/*
+ * Lease the claimed job to this session and run it; returns how it failed, or
+ * NULL.
+ */
+static JqFailure *
+run_leased(JqJob *job, const JqHandler *handler, JqCallResult *result)
+{
+	JqFailure  *failure;
+	int			tries = 0;
+
+	jq_start_lease(job, handler);
+	PopActiveSnapshot();
+	SPI_commit();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	do
+	{
+		failure = run_in_subtransaction(handler, job, result);
+		tries++;
+	} while (failure && jq_worth_repeating(failure, tries));
+	return failure;
+}
+
+static void
+report_failure(const JqJob *job, const JqFailure *failure)
+{
+	static const char *const endings[] = {
+		[JQ_END_FAILED] = "failed",
+		[JQ_END_RELEASED] = "was released",
+		[JQ_END_SKIPPED] = "was skipped",
+		[JQ_END_CANCELLED] = "was cancelled"
+	};
+
+	/* not as an error: the client's command goes on */
+	ereport(failure->end == JQ_END_FAILED ? WARNING : NOTICE,
+			(errcode(failure->sqlerrcode),
+			 errmsg("job " INT64_FORMAT ", handler \"%s\", attempt %d of %d %s: %s",
+					job->id, job->name, job->attempts + 1,
+					job->max_attempts, endings[failure->end],
+					failure->message ? failure->message : "")));
+}
+
+/*
+ * Run the claimed job, record how it ended, and commit.
+ */
+static void
+drain_one(Drain *drain, JqJob *job)
+{
+	const JqHandler *found = jq_find_handler(job->name);
+	JqHandler  *handler = found ? jq_copy_handler(found) : NULL;
+	JqFailure  *failure = jq_failure_before_start(job, handler);
+	JqCallResult result;
+	bool		ours;
+	bool		gone = true;
+
+	if (failure == NULL)
+		failure = run_leased(job, handler, &result);
+	if (failure)
+	{
+		report_failure(job, failure);
+		ours = jq_record_failure(job, drain->lanes.roleid, handler, failure, &gone);
+	}
+	else
+		ours = jq_record_done(job, handler, &result);
+
+	if (!ours && failure == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("job " INT64_FORMAT " is not this session's any more",
+						job->id),
+				 errdetail("It was cancelled or removed, or its lease ended, while it ran; what it did is rolled back.")));
+	PopActiveSnapshot();
+	SPI_commit();
+	if (failure)
+		jq_forget_unsettled(job, gone);
+}

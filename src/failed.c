@@ -1,0 +1,316 @@
+/*-------------------------------------------------------------------------
+ *
+ * failed.c
+ *	  Jobs that failed for good: how they come to jq.failed_jobs, and how they
+ *	  leave it by jq.retry(), jq.retry_all(), jq.forget() and jq.flush().
+ *
+ * A job keeps its id through all of this.  Whoever takes a failed job locks its
+ * row first, so of two who take it one finds it gone.  Commands for many jobs
+ * leave locked ones alone, and so cannot wait for each other.
+ *
+ * Copyright (c) 2026, the jq developers
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/indexing.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "compat.h"
+#include "jq.h"
+
+PG_FUNCTION_INFO_V1(jq_retry);
+PG_FUNCTION_INFO_V1(jq_retry_all);
+PG_FUNCTION_INFO_V1(jq_forget);
+PG_FUNCTION_INFO_V1(jq_flush);
+
+/* ---------------------------------------------------------------------
+ * Coming
+ * --------------------------------------------------------------------- */
+
+static void
+set_jsonb(Datum *values, bool *nulls, int column, Datum value)
+{
+	values[column - 1] = value;
+	nulls[column - 1] = value == (Datum) 0;
+}
+
+/*
+ * Write the job to jq.failed_jobs.
+ */
+void
+jq_insert_failed(const JqJob *job, int32 attempts, const JqFailure *failure)
+{
+	Relation	rel = table_open(jq_catalog()->failed_jobs, RowExclusiveLock);
+	Datum		values[FAILED_NATTS];
+	bool		nulls[FAILED_NATTS] = {false};
+
+	values[FAILED_ID - 1] = Int64GetDatum(job->id);
+	jq_set_text(values, nulls, FAILED_QUEUE, job->queue);
+	jq_set_text(values, nulls, FAILED_NAME, job->name);
+	values[FAILED_PAYLOAD - 1] = job->payload;
+	values[FAILED_PRIORITY - 1] = Int32GetDatum(job->priority);
+	values[FAILED_ATTEMPTS - 1] = Int32GetDatum(attempts);
+	values[FAILED_MAX_ATTEMPTS - 1] = Int32GetDatum(job->max_attempts);
+	jq_set_text(values, nulls, FAILED_ROLE, job->role);
+	jq_set_text(values, nulls, FAILED_ERROR, failure->message);
+	jq_set_text(values, nulls, FAILED_SQLSTATE, unpack_sql_state(failure->sqlerrcode));
+	jq_set_text(values, nulls, FAILED_DETAIL, failure->detail);
+	jq_set_text(values, nulls, FAILED_HINT, failure->hint);
+	jq_set_text(values, nulls, FAILED_CONTEXT, failure->context);
+	jq_set_text(values, nulls, FAILED_LOG, failure->log);
+	values[FAILED_CREATED_AT - 1] = TimestampTzGetDatum(job->created_at);
+	values[FAILED_FAILED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
+	set_jsonb(values, nulls, FAILED_META, job->meta);
+	set_jsonb(values, nulls, FAILED_FAILURE, job->failure);
+
+	CatalogTupleInsert(rel, heap_form_tuple(RelationGetDescr(rel), values, nulls));
+	table_close(rel, NoLock);
+}
+
+/* ---------------------------------------------------------------------
+ * Leaving
+ * --------------------------------------------------------------------- */
+
+/*
+ * Fill in *job with what the failed one was, as a new one of the same id.
+ */
+static void
+renew_job(TupleTableSlot *slot, JqJob *job)
+{
+	Datum	   *values = slot->tts_values;
+
+	job->stamp = jq_random_stamp();
+	job->created_at = DatumGetTimestampTz(values[FAILED_CREATED_AT - 1]);
+	job->available_at = GetCurrentTimestamp();
+	job->counts_from = job->available_at;
+	job->priority = DatumGetInt32(values[FAILED_PRIORITY - 1]);
+	job->max_attempts = DatumGetInt32(values[FAILED_MAX_ATTEMPTS - 1]);
+	job->queue = TextDatumGetCString(values[FAILED_QUEUE - 1]);
+	job->name = TextDatumGetCString(values[FAILED_NAME - 1]);
+	job->payload = jq_copy_jsonb(slot, FAILED_PAYLOAD);
+	job->meta = jq_copy_jsonb(slot, FAILED_META);
+	job->failure = jq_copy_jsonb(slot, FAILED_FAILURE);
+}
+
+/*
+ * Remove a job from jq.failed_jobs and fill in *job with what it was.
+ * Returns false if it has not failed.  Of two sessions that take the same job
+ * the second waits for the first, and takes it only if that one rolls back;
+ * or, with LockWaitSkip, leaves it to the first.
+ */
+static bool
+take_failed(int64 id, LockWaitPolicy policy, JqJob *job)
+{
+	const JqCatalog *catalog = jq_catalog();
+	Relation	rel = table_open(catalog->failed_jobs, RowExclusiveLock);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+	bool		taken = false;
+
+	ScanKeyInit(&key, FAILED_ID, BTEqualStrategyNumber, F_INT8EQ,
+				Int64GetDatum(id));
+	scan = systable_beginscan(rel, catalog->failed_jobs_pkey, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+	{
+		ItemPointerData tid = tuple->t_self;
+		TM_FailureData tmfd;
+
+		if (table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
+							 GetCurrentCommandId(false), LockTupleExclusive,
+							 policy, 0, &tmfd) == TM_Ok)
+		{
+			slot_getallattrs(slot);
+			job->id = id;
+			job->role = TextDatumGetCString(slot->tts_values[FAILED_ROLE - 1]);
+			jq_require_own_job(id, job->role);
+			renew_job(slot, job);
+			taken = table_tuple_delete(rel, &slot->tts_tid,
+									   GetCurrentCommandId(true),
+									   InvalidSnapshot, InvalidSnapshot, true,
+									   &tmfd, false) == TM_Ok;
+		}
+	}
+	systable_endscan(scan);
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+	return taken;
+}
+
+static int64
+id_argument(FunctionCallInfo fcinfo, const char *function)
+{
+	PreventCommandIfReadOnly(function);
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("id of a job must not be NULL")));
+	return PG_GETARG_INT64(0);
+}
+
+/*
+ * jq.retry(id, delay, payload)
+ */
+Datum
+jq_retry(PG_FUNCTION_ARGS)
+{
+	int64		id = id_argument(fcinfo, "jq.retry()");
+	JqJob		job = {0};
+
+	if (!take_failed(id, LockWaitBlock, &job))
+		PG_RETURN_BOOL(false);
+	if (!PG_ARGISNULL(1))
+	{
+		TimestampTz at = jq_time_after(job.available_at, PG_GETARG_INTERVAL_P(1));
+
+		if (TIMESTAMP_NOT_FINITE(at))
+			ereport(ERROR,
+					(errcode(ERRCODE_DATETIME_FIELD_OVERFLOW),
+					 errmsg("a job cannot be due at an infinite time")));
+		job.available_at = Max(at, job.available_at);
+		job.counts_from = job.available_at;
+	}
+	if (!PG_ARGISNULL(2))
+		job.payload = PG_GETARG_DATUM(2);
+	jq_insert_job(&job, get_role_oid(job.role, true));
+	PG_RETURN_BOOL(true);
+}
+
+/*
+ * Retry the jobs that were fetched, as far as that user may; returns how many.
+ */
+static int64
+retry_fetched(Oid userid, MemoryContext job_cxt)
+{
+	int64		count = 0;
+
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		MemoryContext oldcxt = MemoryContextSwitchTo(job_cxt);
+		HeapTuple	tuple = SPI_tuptable->vals[i];
+		TupleDesc	desc = SPI_tuptable->tupdesc;
+		JqJob		job = {0};
+		bool		isnull;
+		int64		id = DatumGetInt64(SPI_getbinval(tuple, desc, 1, &isnull));
+
+		if (jq_may_handle_role(userid, SPI_getvalue(tuple, desc, 2)) &&
+			take_failed(id, LockWaitSkip, &job))
+		{
+			jq_insert_job(&job, get_role_oid(job.role, true));
+			count++;
+		}
+		MemoryContextSwitchTo(oldcxt);
+		MemoryContextReset(job_cxt);
+	}
+	return count;
+}
+
+/*
+ * jq.retry_all(queue, name, failed_since, sqlstate)
+ *
+ * Jobs that somebody else takes at this moment are left to him, so that two
+ * of these can neither take the same job nor wait for each other.
+ */
+Datum
+jq_retry_all(PG_FUNCTION_ARGS)
+{
+	Oid			types[] = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID};
+	Datum		values[4];
+	char		nulls[] = "    ";
+	JqOwnerSection section;
+	MemoryContext job_cxt;
+	Portal		portal;
+	int64		count = 0;
+
+	PreventCommandIfReadOnly("jq.retry_all()");
+	for (int i = 0; i < lengthof(values); i++)
+	{
+		values[i] = PG_GETARG_DATUM(i);
+		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
+	}
+	job_cxt = AllocSetContextCreate(CurrentMemoryContext, "jq job",
+									ALLOCSET_DEFAULT_SIZES);
+
+	jq_enter_owner(&section);
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	portal = SPI_cursor_open_with_args(NULL,
+									   "SELECT f.id, f.role FROM jq.failed_jobs AS f"
+									   " WHERE ($1 IS NULL OR f.queue = $1)"
+									   " AND ($2 IS NULL OR f.name = $2)"
+									   " AND ($3 IS NULL OR f.failed_at >= $3)"
+									   " AND ($4 IS NULL OR f.sqlstate = $4)"
+									   " ORDER BY f.id",
+									   lengthof(types), types, values, nulls,
+									   false, 0);
+	for (;;)
+	{
+		SPI_cursor_fetch(portal, true, 1000);
+		if (SPI_processed == 0)
+			break;
+		count += retry_fetched(section.save_userid, job_cxt);
+		SPI_freetuptable(SPI_tuptable);
+	}
+	SPI_cursor_close(portal);
+	SPI_finish();
+	jq_leave_owner(&section);
+	PG_RETURN_INT64(count);
+}
+
+/*
+ * jq.forget(id)
+ */
+Datum
+jq_forget(PG_FUNCTION_ARGS)
+{
+	JqJob		job = {0};
+
+	PG_RETURN_BOOL(take_failed(id_argument(fcinfo, "jq.forget()"),
+							   LockWaitBlock, &job));
+}
+
+/*
+ * jq.flush(older_than, queue, name)
+ */
+Datum
+jq_flush(PG_FUNCTION_ARGS)
+{
+	Oid			types[] = {INTERVALOID, TEXTOID, TEXTOID};
+	Datum		values[3];
+	char		nulls[] = "   ";
+
+	jq_require_administer();
+	for (int i = 0; i < lengthof(values); i++)
+	{
+		values[i] = PG_GETARG_DATUM(i);
+		if (PG_ARGISNULL(i))
+			nulls[i] = 'n';
+	}
+
+	/* as in jq.retry_all() */
+	PG_RETURN_INT64(jq_owner_execute("DELETE FROM jq.failed_jobs WHERE id IN"
+									 " (SELECT f.id FROM jq.failed_jobs AS f"
+									 " WHERE ($1 IS NULL OR f.failed_at < clock_timestamp() - $1)"
+									 " AND ($2 IS NULL OR f.queue = $2)"
+									 " AND ($3 IS NULL OR f.name = $3)"
+									 " ORDER BY f.id FOR UPDATE SKIP LOCKED)",
+									 3, types, values, nulls, NULL));
+}
