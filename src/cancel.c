@@ -120,8 +120,8 @@ take_job(int64 id, JqJob *job)
 		}
 		else if (worker_holds(id))
 			result = TAKING_RUNS;
-		else
-			result = TAKING_BLOCKED;	/* or it has just changed */
+		else if (locking == TM_WouldBlock || locking == TM_Updated)
+			result = TAKING_BLOCKED;
 	}
 	systable_endscan(scan);
 	ExecDropSingleTupleTableSlot(slot);
@@ -285,6 +285,7 @@ cancel_taken(JqJob *job, char *message)
 	failure->unspent = true;
 	jq_record_failure(job, get_role_oid(job->role, true),
 					  found ? jq_copy_handler(found) : NULL, failure, &gone);
+	CommandCounterIncrement();
 }
 
 /*
@@ -296,6 +297,8 @@ jq_cancel(PG_FUNCTION_ARGS)
 	JqJob		job = {0};
 	char	   *reason = PG_ARGISNULL(1) ? NULL :
 		text_to_cstring(PG_GETARG_TEXT_PP(1));
+	const JqHandler *handler;
+	const JqJob *current;
 	const char *was = NULL;
 	Taking		taking;
 	int64		id;
@@ -306,7 +309,8 @@ jq_cancel(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("id of a job must not be NULL")));
 	id = PG_GETARG_INT64(0);
-	if (MyJqAttempt && MyJqAttempt->begun && MyJqAttempt->job_id == id)
+	current = jq_current(&handler);
+	if (current && current->id == id)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_IN_USE),
 				 errmsg("a job cannot cancel itself"),

@@ -372,6 +372,7 @@ failure_of_dead(JqJob *job, const JqUnsettled *unsettled)
 											   (int) attempt->pid));
 			break;
 	}
+	failure->durable = true;
 	failure->log = attempt->report.log[0] != '\0' ?
 		storable_text(attempt->report.log) : NULL;
 	job->pid = attempt->pid;

@@ -191,6 +191,7 @@ jq_retry(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(2))
 		job.payload = PG_GETARG_DATUM(2);
 	jq_insert_job(&job, get_role_oid(job.role, true));
+	CommandCounterIncrement();
 	PG_RETURN_BOOL(true);
 }
 

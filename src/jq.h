@@ -85,6 +85,7 @@ typedef struct JqFailure
 	bool		unspent;		/* the attempt does not count, or was none */
 	bool		exception;		/* it counts for max_exceptions */
 	bool		timed_out;
+	bool		durable;		/* its record must outlive a crash right after */
 	Interval	delay;			/* of a release */
 } JqFailure;
 

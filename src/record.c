@@ -270,6 +270,7 @@ jq_move_job(const JqJob *job, Oid roleid)
 	values[3] = Int32GetDatum(job->max_attempts);
 	values[4] = TimestampTzGetDatum(job->counts_from);
 	update_row(rel, slot, lengthof(columns), columns, values, nulls);
+	CommandCounterIncrement();
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, NoLock);
 	if (OidIsValid(roleid))
@@ -318,6 +319,8 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 	TimestampTz next;
 
 	*gone = true;
+	if (failure->durable)
+		ForceSyncCommit();
 	if (slot == NULL)
 	{
 		table_close(rel, NoLock);
@@ -478,6 +481,7 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 					 errmsg("could not generate a token")));
 	} while (token == 0);
 
+	ForceSyncCommit();			/* the count must outlive a crash */
 	slot = lock_row(rel, job);
 	if (slot == NULL)
 		elog(ERROR, "job " INT64_FORMAT " is gone though locked", job->id);
