@@ -260,5 +260,7 @@ jq_configuration_written(PG_FUNCTION_ARGS)
 				 errmsg("jq.configuration_written() must be called as a trigger")));
 
 	CacheInvalidateRelcache(trigdata->tg_relation);
+	if (RelationGetRelid(trigdata->tg_relation) == jq_catalog()->pauses)
+		jq_note_pauses();
 	return PointerGetDatum(NULL);
 }

@@ -259,7 +259,8 @@ database_to_hold(Node *parsetree)
 }
 
 /*
- * Tell the scheduler that rows became visible of which nobody made a note.
+ * Tell the scheduler that rows became visible of which nobody made a note:
+ * jobs, pauses, cancellations.
  */
 static void
 call_for_full_look(void)
@@ -272,6 +273,8 @@ call_for_full_look(void)
 	if (database)
 	{
 		database->full_look = true;
+		database->cancels = true;
+		database->pause_changes++;
 		scheduler = database->scheduler_latch;
 		jq_reconsider_database(database);
 	}

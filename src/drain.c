@@ -290,7 +290,7 @@ run_leased(JqJob *job, const JqHandler *handler, JqCallResult *result)
 	{
 		failure = run_in_subtransaction(handler, job, result);
 		tries++;
-	} while (failure && jq_worth_repeating(failure, tries));
+	} while (failure && jq_try_again(failure, tries));
 	return failure;
 }
 

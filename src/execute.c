@@ -29,8 +29,10 @@
 #include "compat.h"
 #include "jq.h"
 
-/* An attempt that met a deadlock or the like is made so often. */
-#define MAX_TRIES 5
+/* An attempt that met a deadlock or the like is made so often; the waits grow
+ * from this. */
+#define MAX_TRIES 6
+#define TRY_AGAIN_MS 5
 
 static TimeoutId attempt_timeout = MAX_TIMEOUTS;
 static volatile sig_atomic_t timed_out = false;
@@ -329,15 +331,28 @@ jq_make_failure(int sqlerrcode, char *message)
 }
 
 /*
- * Whether the attempt is to be repeated at once without being spent: what it
- * failed of comes from others, and is over now.  tries: how often it was made.
+ * Whether the attempt is to be repeated without being spent: what it failed of
+ * comes from others, and is over now.  tries: how often it was made.  Returns
+ * at once the first time, then after a random wait that grows, or those who
+ * met would meet again.
  */
 bool
-jq_worth_repeating(const JqFailure *failure, int tries)
+jq_try_again(const JqFailure *failure, int tries)
 {
-	return tries < MAX_TRIES &&
-		(failure->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED ||
-		 failure->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE);
+	if (tries == MAX_TRIES ||
+		(failure->sqlerrcode != ERRCODE_T_R_DEADLOCK_DETECTED &&
+		 failure->sqlerrcode != ERRCODE_T_R_SERIALIZATION_FAILURE))
+		return false;
+	if (tries > 1)
+	{
+		long		limit = TRY_AGAIN_MS << tries;
+
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 1 + (uint64) jq_random_stamp() % limit, PG_WAIT_EXTENSION);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+	}
+	return true;
 }
 
 /*

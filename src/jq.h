@@ -237,7 +237,7 @@ extern JqFailure *jq_capture_failure(MemoryContext cxt);
 extern JqFailure *jq_make_failure(int sqlerrcode, char *message);
 extern JqFailure *jq_failure_before_start(JqJob *job,
 										  const JqHandler *handler);
-extern bool jq_worth_repeating(const JqFailure *failure, int tries);
+extern bool jq_try_again(const JqFailure *failure, int tries);
 
 /* "current_job.c" */
 typedef struct JqVerdict

@@ -6,8 +6,9 @@
  *
  * A pause is a row of jq.pauses; the mark for all queues is one of its own.
  * Each process keeps the rows until the configuration changes.  A commit that
- * changes them also wakes everybody, and a worker that has not seen the change
- * does not fall asleep over it (pause_changes).
+ * changes them also wakes everybody (by the trigger configuration_written),
+ * and a worker that has not seen the change does not fall asleep over it
+ * (pause_changes).
  *
  * Copyright (c) 2026, the jq developers
  *
@@ -164,7 +165,6 @@ queue_argument(FunctionCallInfo fcinfo, Datum *value, char *null)
 
 	jq_owner_execute("DELETE FROM jq.pauses WHERE until <= clock_timestamp()",
 					 0, NULL, NULL, NULL, NULL);
-	jq_note_pauses();
 }
 
 /*

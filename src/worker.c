@@ -688,7 +688,7 @@ attempt_job(JqJob *job)
 	{
 		failure = try_job(job);
 		tries++;
-	} while (failure && jq_worth_repeating(failure, tries) && take_again(job));
+	} while (failure && jq_try_again(failure, tries) && take_again(job));
 
 	if (failure)
 		record_failure(job, failure);
