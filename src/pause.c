@@ -40,6 +40,7 @@ static MemoryContext pauses_cxt = NULL;
 static Pause *pauses = NULL;
 static int	npauses = 0;
 static uint64 pauses_epoch = 0;
+static uint32 pauses_changes = 0;
 
 PG_FUNCTION_INFO_V1(jq_pause);
 PG_FUNCTION_INFO_V1(jq_resume);
@@ -104,8 +105,12 @@ jq_load_pauses(void)
 		LWLockRelease(JqShared->lock);
 	}
 
+	/*
+	 * Who commits a change tells of it before he sends the invalidation, so
+	 * that alone does not do.
+	 */
 	AcceptInvalidationMessages();
-	if (pauses_epoch != jq_configuration_epoch())
+	if (pauses_epoch != jq_configuration_epoch() || pauses_changes != changes)
 	{
 		uint64		epoch = jq_configuration_epoch();
 
@@ -116,6 +121,7 @@ jq_load_pauses(void)
 		MemoryContextReset(pauses_cxt);
 		read_pauses();
 		pauses_epoch = epoch;
+		pauses_changes = changes;
 	}
 	return changes;
 }
