@@ -103,9 +103,32 @@ find_postgres() {
 		perl -MIPC::Run -e 1 2>/dev/null || packages+=(libipc-run-perl)
 	fi
 	[[ ${#packages[@]} -eq 0 ]] || install_packages "${packages[@]}"
+	[[ ${1:-} != test ]] || install_languages
 
 	PG_CONFIG=$(realpath "$PG_CONFIG")
 	pg_major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+}
+
+# Other procedural languages, where Debian has them; the tests of handlers in
+# them are skipped where it has not.
+install_languages() {
+	local name lib packages=()
+	local major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+
+	is_root && command -v apt-get >/dev/null || return 0
+	[[ $("$PG_CONFIG" --bindir) == /usr/lib/postgresql/* ]] || return 0
+	lib=$("$PG_CONFIG" --pkglibdir)
+	for name in plperl plpython3 pltcl; do
+		if [[ ! -f $lib/$name.so ]] &&
+			apt-cache show "postgresql-$name-$major" >/dev/null 2>&1; then
+			packages+=("postgresql-$name-$major")
+		elif [[ ! -f $lib/$name.so ]] &&
+			apt-cache show "postgresql-$name" >/dev/null 2>&1; then
+			packages+=("postgresql-$name")
+		fi
+	done
+	[[ ${#packages[@]} -eq 0 ]] || (install_packages "${packages[@]}") ||
+		echo "Going on without ${packages[*]}" >&2
 }
 
 # --- a place to work -------------------------------------------------------
