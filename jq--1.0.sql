@@ -238,7 +238,7 @@ COMMENT ON COLUMN jq.handlers.queue IS 'queue of jobs dispatched without one';
 COMMENT ON COLUMN jq.handlers.priority IS 'priority of jobs dispatched without one';
 COMMENT ON COLUMN jq.handlers.max_attempts IS 'attempts of jobs dispatched without a number';
 COMMENT ON COLUMN jq.handlers.timeout IS 'time limit of one attempt; NULL: none';
-COMMENT ON COLUMN jq.handlers.backoff IS 'waits after the 1st, 2nd, ... failed attempt, the last one repeats; NULL: 10 s x attempt';
+COMMENT ON COLUMN jq.handlers.backoff IS 'waits after the 1st, 2nd, ... failed attempt, the last one repeats; NULL: 10 s x attempt, a day at most';
 COMMENT ON COLUMN jq.handlers.retry_for IS 'how long attempts are repeated, whatever their number; NULL: max_attempts counts';
 COMMENT ON COLUMN jq.handlers.expires IS 'not to be started so long after it was due first; NULL: never too late';
 COMMENT ON COLUMN jq.handlers.fail_on_timeout IS 'whether a job that exceeds the time limit fails for good';
@@ -441,7 +441,7 @@ AS 'MODULE_PATHNAME', 'jq_register';
 
 COMMENT ON FUNCTION jq.register(regprocedure, text, text, integer, interval, interval[], integer, interval, interval, boolean, integer, text[], text, interval) IS
 'adds a handler, or replaces its whole definition; returns its name.
-handler: function (jsonb) or (jsonb, jq.context); name: default is the function''s own name; queue, max_attempts, priority: for jobs dispatched without them; timeout: of one attempt, NULL is none; backoff: waits after the 1st, 2nd, ... failure, NULL is 10 s x attempt. retry_for: repeat attempts for so long, whatever max_attempts says; expires: do not start a job so long after it was due first; fail_on_timeout: no attempt after one that took too long; max_exceptions: errors allowed; permanent_errors: SQLSTATEs, or their two-letter classes, that are not tried again; on_failed: handler of a job that is dispatched when one fails for good; keep_result: how long jq.result() knows results. Needs the right ''administer''.';
+handler: function (jsonb) or (jsonb, jq.context); name: default is the function''s own name; queue, max_attempts, priority: for jobs dispatched without them; timeout: of one attempt, NULL is none; backoff: waits after the 1st, 2nd, ... failure, NULL is 10 s x attempt, a day at most. retry_for: repeat attempts for so long, whatever max_attempts says; expires: do not start a job so long after it was due first; fail_on_timeout: no attempt after one that took too long; max_exceptions: errors allowed; permanent_errors: SQLSTATEs, or their two-letter classes, that are not tried again; on_failed: handler of a job that is dispatched when one fails for good; keep_result: how long jq.result() knows results. Needs the right ''administer''.';
 
 CREATE FUNCTION jq.unregister(name text, force boolean DEFAULT false) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE

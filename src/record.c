@@ -40,7 +40,7 @@
 #include "compat.h"
 #include "jq.h"
 
-/* Default wait after the n-th failed attempt: n times this. */
+/* Default wait after the n-th failed attempt: n times this, a day at most. */
 #define DEFAULT_BACKOFF_US	(10 * USECS_PER_SEC)
 
 /* A released job waits this long at least, so that it cannot spin. */
@@ -165,7 +165,7 @@ next_attempt_at(const JqHandler *handler, int32 attempt)
 	if (handler && handler->nbackoff > 0)
 		wait = handler->backoff[Min(attempt, handler->nbackoff) - 1];
 	else
-		wait.time = DEFAULT_BACKOFF_US * attempt;
+		wait.time = Min(DEFAULT_BACKOFF_US * attempt, USECS_PER_DAY);
 	return jq_time_after(now, &wait);
 }
 
@@ -277,6 +277,12 @@ jq_move_job(const JqJob *job, Oid roleid)
 		jq_note_due(roleid, job->queue, job->priority, key);
 }
 
+static int32
+one_more(int32 count, bool counts)
+{
+	return counts && count < PG_INT32_MAX ? count + 1 : count;
+}
+
 static TimestampTz
 release_time(const JqFailure *failure)
 {
@@ -314,8 +320,8 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
 	TupleTableSlot *slot = lock_row(rel, job);
 	JqFailure	described = *failure;
-	int32		attempts = job->attempts + (failure->unspent ? 0 : 1);
-	int32		exceptions = job->exceptions + (failure->exception ? 1 : 0);
+	int32		attempts = one_more(job->attempts, !failure->unspent);
+	int32		exceptions = one_more(job->exceptions, failure->exception);
 	TimestampTz next;
 
 	*gone = true;
@@ -485,7 +491,7 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	slot = lock_row(rel, job);
 	if (slot == NULL)
 		elog(ERROR, "job " INT64_FORMAT " is gone though locked", job->id);
-	values[0] = Int32GetDatum(job->attempts + 1);
+	values[0] = Int32GetDatum(one_more(job->attempts, true));
 	values[1] = Int64GetDatum(token);
 	values[2] = TimestampTzGetDatum(now);
 	values[3] = TimestampTzGetDatum(now + lease_us);
