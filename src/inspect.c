@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "access/htup_details.h"
+#include "access/xlog.h"
 #include "commands/dbcommands.h"
 #include "funcapi.h"
 #include "lib/stringinfo.h"
@@ -135,6 +136,8 @@ jq_lease_holds(PG_FUNCTION_ARGS)
 static const char *
 standstill(const JqDatabase *database, const char *database_name)
 {
+	if (RecoveryInProgress())
+		return "the server is a standby";
 	if (!jq_enabled)
 		return "jq.enabled is off";
 	if (!jq_database_is_served(database_name))

@@ -235,7 +235,8 @@ forget_notes(void)
  * --------------------------------------------------------------------- */
 
 /*
- * Hand the notes of the ending subtransaction to its parent, or drop them.
+ * Hand the notes of cancelled jobs of the ending subtransaction to its parent,
+ * or drop them.
  */
 static void
 end_subxact_cancels(bool commit)
@@ -256,6 +257,9 @@ end_subxact_cancels(bool commit)
 	}
 }
 
+/*
+ * The same for the notes of due jobs.
+ */
 static void
 end_subxact(bool commit)
 {
@@ -416,13 +420,23 @@ publish_pauses(JqDatabase *database)
 }
 
 /*
- * Ask the processes of this database to leave, each after what it is doing.
- * The caller holds the lock.
+ * Ask the processes of this database to leave, each after what it is doing,
+ * and forget why workers could not be started.  The caller holds the lock.
  */
 static void
 publish_restart(JqDatabase *database)
 {
 	database->restart = true;
+	for (int i = 0; i < JQ_MAX_ROLES; i++)
+	{
+		JqRole	   *role = &JqShared->roles[i];
+
+		if (role->in_use && role->dboid == MyDatabaseId)
+		{
+			role->refused_until = 0;
+			role->refusals = 0;
+		}
+	}
 	for (int i = 0; i < JqShared->nslots; i++)
 	{
 		JqSlot	   *slot = &JqSlots[i];
