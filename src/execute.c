@@ -388,6 +388,9 @@ failure_of_dead(JqJob *job, const JqUnsettled *unsettled)
 			break;
 	}
 	failure->durable = true;
+
+	/* the record of an earlier attempt may have been lost in the crash */
+	job->attempts = Max(job->attempts, attempt->attempt - 1);
 	failure->log = attempt->report.log[0] != '\0' ?
 		storable_text(attempt->report.log) : NULL;
 	job->pid = attempt->pid;

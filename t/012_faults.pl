@@ -779,9 +779,11 @@ note('poison jobs were started so often: ', join(', ', map { starts("poison-$_")
 
 # ---------------------------------------------------------------------
 # Poison on an idle server: nobody else writes, so nothing reaches the disk by
-# chance before the next crash
+# chance before the next crash; nor by the end of a page of WAL, with a whole
+# one before us
 # ---------------------------------------------------------------------
 
+ask('SELECT pg_switch_wal()');
 send_poison('poison-alone');
 my $ended = wait_until($node, 'd', 'SELECT NOT EXISTS (SELECT FROM jq.jobs)', 'a job that kills its worker is stopped on an idle server, too');
 is(starts('poison-alone'), 2, 'it was started as often as it may');
