@@ -296,7 +296,7 @@ jq_cancel(PG_FUNCTION_ARGS)
 {
 	JqJob		job = {0};
 	char	   *reason = PG_ARGISNULL(1) ? NULL :
-		text_to_cstring(PG_GETARG_TEXT_PP(1));
+	text_to_cstring(PG_GETARG_TEXT_PP(1));
 	const JqHandler *handler;
 	const JqJob *current;
 	const char *was = NULL;

@@ -552,7 +552,7 @@ announce_claim(Probe *probe, int range, JqKey key, int64 stamp)
 	if (set->shared)
 	{
 		bool		suspect = JqJournal->nsuspects > 0 &&
-			jq_is_suspect(MyDatabaseId, key.id, stamp);
+		jq_is_suspect(MyDatabaseId, key.id, stamp);
 
 		if (suspect && jq_suspect_runs())
 		{

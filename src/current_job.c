@@ -266,7 +266,7 @@ jq_progress(PG_FUNCTION_ARGS)
 	JqReport   *report;
 	double		percent = PG_ARGISNULL(0) ? -1 : PG_GETARG_FLOAT8(0);
 	char	   *note = PG_ARGISNULL(1) ? "" :
-		text_to_cstring(PG_GETARG_TEXT_PP(1));
+	text_to_cstring(PG_GETARG_TEXT_PP(1));
 	int			len = pg_mbcliplen(note, strlen(note), JQ_NOTE_SIZE - 1);
 
 	require_job("jq.progress()");

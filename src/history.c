@@ -46,10 +46,10 @@ jq_keep_attempt(const JqJob *job, const char *outcome, const JqFailure *failure)
 	values[ATTEMPTS_ENDED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	jq_set_text(values, nulls, ATTEMPTS_OUTCOME, outcome);
 	jq_set_text(values, nulls, ATTEMPTS_SQLSTATE,
-			 failure ? unpack_sql_state(failure->sqlerrcode) : NULL);
+				failure ? unpack_sql_state(failure->sqlerrcode) : NULL);
 	jq_set_text(values, nulls, ATTEMPTS_ERROR, failure ? failure->message : NULL);
 	jq_set_text(values, nulls, ATTEMPTS_LOG,
-			 failure ? failure->log : jq_current_log());
+				failure ? failure->log : jq_current_log());
 
 	CatalogTupleInsert(rel, heap_form_tuple(RelationGetDescr(rel), values, nulls));
 	table_close(rel, NoLock);

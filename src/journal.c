@@ -35,7 +35,7 @@
 
 #include "jq.h"
 
-JqJournalData  *JqJournal = NULL;
+JqJournalData *JqJournal = NULL;
 
 /*
  * Make the journal.  Called by the postmaster while it loads the library.
@@ -52,7 +52,7 @@ jq_journal_init(void)
 		ereport(FATAL,
 				(errcode(ERRCODE_OUT_OF_MEMORY),
 				 errmsg("could not map memory for jq's journal: %m")));
-	JqJournal = memory;		/* zeroed by the system */
+	JqJournal = memory;			/* zeroed by the system */
 }
 
 /*

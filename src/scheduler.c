@@ -279,7 +279,7 @@ static void
 close_down(void)
 {
 	TimestampTz end = GetCurrentTimestamp() +
-		(int64) jq_shutdown_grace * USECS_PER_SEC;
+	(int64) jq_shutdown_grace * USECS_PER_SEC;
 
 	pgstat_report_activity(STATE_RUNNING, "jq: waiting for running jobs to end");
 	while (end_running_jobs(false) > 0 && GetCurrentTimestamp() < end)

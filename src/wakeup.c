@@ -469,7 +469,7 @@ wake_at_commit(void)
 	if (database)
 	{
 		bool		call = full_look_noted || pauses_noted || restart_noted ||
-			cancel_notes != NIL;
+		cancel_notes != NIL;
 
 		database->full_look |= full_look_noted;
 		if (due_entries)
