@@ -301,14 +301,8 @@ jq_cancel(PG_FUNCTION_ARGS)
 	const JqJob *current;
 	const char *was = NULL;
 	Taking		taking;
-	int64		id;
+	int64		id = jq_id_argument(fcinfo, "jq.cancel()");
 
-	PreventCommandIfReadOnly("jq.cancel()");
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("id of a job must not be NULL")));
-	id = PG_GETARG_INT64(0);
 	current = jq_current(&handler);
 	if (current && current->id == id)
 		ereport(ERROR,

@@ -76,19 +76,29 @@ jq_run(PG_FUNCTION_ARGS)
  * --------------------------------------------------------------------- */
 
 /*
+ * The id of a job given as first argument of a function that writes.
+ */
+int64
+jq_id_argument(FunctionCallInfo fcinfo, const char *function)
+{
+	PreventCommandIfReadOnly(function);
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("id of a job must not be NULL")));
+	return PG_GETARG_INT64(0);
+}
+
+/*
  * jq.reschedule(id, run_at, queue, priority, max_attempts)
  */
 Datum
 jq_reschedule(PG_FUNCTION_ARGS)
 {
 	JqJob		job = {0};
+	int64		id = jq_id_argument(fcinfo, "jq.reschedule()");
 
-	PreventCommandIfReadOnly("jq.reschedule()");
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("id of a job must not be NULL")));
-	if (!jq_take_waiting_job(PG_GETARG_INT64(0), &job))
+	if (!jq_take_waiting_job(id, &job))
 		PG_RETURN_BOOL(false);
 
 	if (!PG_ARGISNULL(1))

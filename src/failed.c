@@ -155,24 +155,13 @@ take_failed(int64 id, LockWaitPolicy policy, JqJob *job)
 	return taken;
 }
 
-static int64
-id_argument(FunctionCallInfo fcinfo, const char *function)
-{
-	PreventCommandIfReadOnly(function);
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("id of a job must not be NULL")));
-	return PG_GETARG_INT64(0);
-}
-
 /*
  * jq.retry(id, delay, payload)
  */
 Datum
 jq_retry(PG_FUNCTION_ARGS)
 {
-	int64		id = id_argument(fcinfo, "jq.retry()");
+	int64		id = jq_id_argument(fcinfo, "jq.retry()");
 	JqJob		job = {0};
 
 	if (!take_failed(id, LockWaitBlock, &job))
@@ -284,7 +273,7 @@ jq_forget(PG_FUNCTION_ARGS)
 {
 	JqJob		job = {0};
 
-	PG_RETURN_BOOL(take_failed(id_argument(fcinfo, "jq.forget()"),
+	PG_RETURN_BOOL(take_failed(jq_id_argument(fcinfo, "jq.forget()"),
 							   LockWaitBlock, &job));
 }
 

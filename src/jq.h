@@ -269,6 +269,9 @@ extern bool jq_holder_lives(int32 pid, TimestampTz started);
 extern void jq_insert_failed(const JqJob *job, int32 attempts,
 							 const JqFailure *failure);
 
+/* "control.c" */
+extern int64 jq_id_argument(FunctionCallInfo fcinfo, const char *function);
+
 /* "cancel.c" */
 extern bool jq_take_waiting_job(int64 id, JqJob *job);
 extern void jq_describe_cancellation(const JqJob *job, JqFailure *failure);
