@@ -52,7 +52,8 @@ CREATE TYPE jq.job_spec AS (
 	delay interval,
 	run_at timestamptz,
 	max_attempts integer,
-	meta jsonb
+	meta jsonb,
+	chain jsonb
 );
 
 COMMENT ON TYPE jq.job_spec IS 'a job that is not dispatched yet, as jq.job() builds it; a plain value that carries no role and no id';
@@ -64,6 +65,7 @@ COMMENT ON COLUMN jq.job_spec.delay IS 'due this long after dispatch; excludes r
 COMMENT ON COLUMN jq.job_spec.run_at IS 'due at this time, at once if it has passed; excludes delay';
 COMMENT ON COLUMN jq.job_spec.max_attempts IS 'attempts before the job fails for good; NULL: as registered';
 COMMENT ON COLUMN jq.job_spec.meta IS 'what the dispatcher wants to say about the job; shown to the handler, not used by jq';
+COMMENT ON COLUMN jq.job_spec.chain IS 'jobs that follow, as jq.chain() builds it; NULL: none';
 
 CREATE TYPE jq.context AS (
 	id bigint,
@@ -71,9 +73,11 @@ CREATE TYPE jq.context AS (
 	queue text,
 	attempt integer,
 	max_attempts integer,
+	chain_id bigint,
 	dispatched_at timestamptz,
 	dispatched_by text,
 	deadline timestamptz,
+	previous jsonb,
 	failure jsonb,
 	meta jsonb
 );
@@ -84,10 +88,12 @@ COMMENT ON COLUMN jq.context.name IS 'name the job was dispatched under';
 COMMENT ON COLUMN jq.context.queue IS 'queue the job waited in';
 COMMENT ON COLUMN jq.context.attempt IS 'number of this attempt, from 1';
 COMMENT ON COLUMN jq.context.max_attempts IS 'attempts before the job fails for good';
+COMMENT ON COLUMN jq.context.chain_id IS 'chain that the job is a link of: the id of its first job; NULL: none';
 COMMENT ON COLUMN jq.context.dispatched_at IS 'time of the dispatch';
 COMMENT ON COLUMN jq.context.dispatched_by IS 'role that dispatched the job, and that it runs as';
 COMMENT ON COLUMN jq.context.deadline IS 'no further attempt is made after this time (retry_for); NULL: max_attempts counts';
-COMMENT ON COLUMN jq.context.failure IS 'for a job dispatched as on_failed: the failed job''s id, name, queue, attempts, error, sqlstate, detail, hint, context and failed_at';
+COMMENT ON COLUMN jq.context.previous IS 'result of the link before this one';
+COMMENT ON COLUMN jq.context.failure IS 'for a job dispatched as on_failed or catch_job: the failed job''s id, name, queue, attempts, error, sqlstate, detail, hint, context and failed_at';
 COMMENT ON COLUMN jq.context.meta IS 'what the dispatcher said about the job';
 
 /* ---------------------------------------------------------------------
@@ -115,6 +121,9 @@ CREATE TABLE jq.jobs (
 	counts_from timestamptz,
 	meta jsonb,
 	failure jsonb,
+	chain_id bigint,
+	chain jsonb,
+	previous jsonb,
 	token bigint,
 	reserved_at timestamptz,
 	lease_until timestamptz,
@@ -159,7 +168,10 @@ COMMENT ON COLUMN jq.jobs.name IS 'handler to run';
 COMMENT ON COLUMN jq.jobs.payload IS 'argument of the handler';
 COMMENT ON COLUMN jq.jobs.counts_from IS 'when retry_for and expires began to count: when the job was due first, or was retried; NULL: at created_at';
 COMMENT ON COLUMN jq.jobs.meta IS 'what the dispatcher said about the job';
-COMMENT ON COLUMN jq.jobs.failure IS 'failure of another job that this one was dispatched to follow (on_failed)';
+COMMENT ON COLUMN jq.jobs.failure IS 'failure of another job that this one was dispatched to follow (on_failed, catch_job)';
+COMMENT ON COLUMN jq.jobs.chain_id IS 'chain that the job is a link of: the id of its first job';
+COMMENT ON COLUMN jq.jobs.chain IS 'the links that follow, and the job that follows a failure';
+COMMENT ON COLUMN jq.jobs.previous IS 'result of the link before this one';
 COMMENT ON COLUMN jq.jobs.token IS 'proof of the lease under which the job is held; NULL: not leased';
 COMMENT ON COLUMN jq.jobs.reserved_at IS 'start of the lease';
 COMMENT ON COLUMN jq.jobs.lease_until IS 'end of the lease; the job is free again after it';
@@ -185,6 +197,9 @@ CREATE TABLE jq.failed_jobs (
 	failed_at timestamptz NOT NULL,
 	meta jsonb,
 	failure jsonb,
+	chain_id bigint,
+	chain jsonb,
+	previous jsonb,
 	CONSTRAINT failed_jobs_pkey PRIMARY KEY (id)
 );
 
@@ -208,7 +223,10 @@ COMMENT ON COLUMN jq.failed_jobs.log IS 'what the last attempt wrote with jq.log
 COMMENT ON COLUMN jq.failed_jobs.created_at IS 'time of the dispatch';
 COMMENT ON COLUMN jq.failed_jobs.failed_at IS 'time of the last error';
 COMMENT ON COLUMN jq.failed_jobs.meta IS 'what the dispatcher said about the job';
-COMMENT ON COLUMN jq.failed_jobs.failure IS 'failure of another job that this one was dispatched to follow (on_failed)';
+COMMENT ON COLUMN jq.failed_jobs.failure IS 'failure of another job that this one was dispatched to follow (on_failed, catch_job)';
+COMMENT ON COLUMN jq.failed_jobs.chain_id IS 'chain that the job is a link of: the id of its first job';
+COMMENT ON COLUMN jq.failed_jobs.chain IS 'the links that would have followed; they do if the job is retried and done';
+COMMENT ON COLUMN jq.failed_jobs.previous IS 'result of the link before this one';
 
 CREATE TABLE jq.handlers (
 	name text COLLATE "C" NOT NULL,
@@ -489,10 +507,26 @@ CREATE FUNCTION jq.job(
 	meta jsonb DEFAULT NULL
 ) RETURNS jq.job_spec
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS 'SELECT ROW($1, $2, $3, $4, $5, $6, $7, $8)::jq.job_spec';
+AS 'SELECT ROW($1, $2, $3, $4, $5, $6, $7, $8, NULL)::jq.job_spec';
 
 COMMENT ON FUNCTION jq.job(text, jsonb, text, integer, interval, timestamptz, integer, jsonb) IS
 'builds a job for jq.dispatch() from the same arguments, and queues nothing';
+
+CREATE FUNCTION jq.chain(
+	jobs jq.job_spec[],
+	catch_job jq.job_spec
+) RETURNS jq.job_spec
+LANGUAGE C STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'jq_chain';
+
+COMMENT ON FUNCTION jq.chain(jq.job_spec[], jq.job_spec) IS
+'builds one job for jq.dispatch() of several: each is queued when the one before it is done, in the same transaction, with its own queue, attempts and delay. An element may be a chain itself. catch_job is queued when one of them fails for good; those behind it then wait in jq.failed_jobs for a retry. NULL for no jobs.';
+
+CREATE FUNCTION jq.chain(VARIADIC jobs jq.job_spec[]) RETURNS jq.job_spec
+LANGUAGE C STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'jq_chain';
+
+COMMENT ON FUNCTION jq.chain(jq.job_spec[]) IS 'the same, without a catch_job';
 
 CREATE FUNCTION jq.dispatch(job jq.job_spec) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -611,6 +645,18 @@ AS 'MODULE_PATHNAME', 'jq_skip';
 
 COMMENT ON FUNCTION jq.skip(text) IS
 'ends the job that is being run here as done, but what the attempt has done is rolled back: raises an error of SQLSTATE JQ003';
+
+CREATE FUNCTION jq.prepend(job jq.job_spec) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_prepend';
+
+COMMENT ON FUNCTION jq.prepend(jq.job_spec) IS 'puts a job, or a chain of them, right behind the one that is being run here: it is queued when that is done, before what followed so far';
+
+CREATE FUNCTION jq.append(job jq.job_spec) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_append';
+
+COMMENT ON FUNCTION jq.append(jq.job_spec) IS 'puts a job, or a chain of them, at the end of the chain of the one that is being run here';
 
 CREATE FUNCTION jq.progress(percent double precision, note text DEFAULT NULL) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE

@@ -13,6 +13,22 @@
 #ifndef JQ_CATALOG_H
 #define JQ_CATALOG_H
 
+/* attributes of jq.job_spec, which are jq.dispatch()'s arguments too, but for
+ * the last one */
+enum
+{
+	SPEC_NAME,
+	SPEC_PAYLOAD,
+	SPEC_QUEUE,
+	SPEC_PRIORITY,
+	SPEC_DELAY,
+	SPEC_RUN_AT,
+	SPEC_MAX_ATTEMPTS,
+	SPEC_META,
+	SPEC_CHAIN,
+	SPEC_NATTS
+};
+
 /* columns of jq.jobs */
 enum
 {
@@ -32,6 +48,9 @@ enum
 	JOBS_COUNTS_FROM,
 	JOBS_META,
 	JOBS_FAILURE,
+	JOBS_CHAIN_ID,
+	JOBS_CHAIN,
+	JOBS_PREVIOUS,
 	JOBS_TOKEN,
 	JOBS_RESERVED_AT,
 	JOBS_LEASE_UNTIL,
@@ -72,7 +91,10 @@ enum
 	FAILED_FAILED_AT,
 	FAILED_META,
 	FAILED_FAILURE,
-	FAILED_NATTS = FAILED_FAILURE
+	FAILED_CHAIN_ID,
+	FAILED_CHAIN,
+	FAILED_PREVIOUS,
+	FAILED_NATTS = FAILED_PREVIOUS
 };
 
 /* columns of jq.pauses */

@@ -712,6 +712,10 @@ jq_read_job(TupleTableSlot *row, JqJob *job)
 	job->payload = jq_copy_jsonb(row, JOBS_PAYLOAD);
 	job->meta = jq_copy_jsonb(row, JOBS_META);
 	job->failure = jq_copy_jsonb(row, JOBS_FAILURE);
+	job->chain_id = row->tts_isnull[JOBS_CHAIN_ID - 1] ? 0 :
+		DatumGetInt64(values[JOBS_CHAIN_ID - 1]);
+	job->chain = jq_copy_jsonb(row, JOBS_CHAIN);
+	job->previous = jq_copy_jsonb(row, JOBS_PREVIOUS);
 	job->token = row->tts_isnull[JOBS_TOKEN - 1] ? 0 :
 		DatumGetInt64(values[JOBS_TOKEN - 1]);	/* of a lease that ended */
 }

@@ -33,9 +33,11 @@ enum
 	CONTEXT_QUEUE,
 	CONTEXT_ATTEMPT,
 	CONTEXT_MAX_ATTEMPTS,
+	CONTEXT_CHAIN_ID,
 	CONTEXT_DISPATCHED_AT,
 	CONTEXT_DISPATCHED_BY,
 	CONTEXT_DEADLINE,
+	CONTEXT_PREVIOUS,
 	CONTEXT_FAILURE,
 	CONTEXT_META,
 	CONTEXT_NATTS
@@ -44,6 +46,7 @@ enum
 static const JqHandler *current_handler = NULL;
 static const JqJob *current_job = NULL;
 static JqVerdict verdict;
+static bool chain_written = false;
 
 /* where a session that is no worker keeps what its handler says */
 static JqReport own_report;
@@ -71,6 +74,7 @@ jq_set_current_job(const JqHandler *handler, const JqJob *job)
 		own_report.percent = -1;
 		own_report.note[0] = '\0';
 		own_report.log[0] = '\0';
+		chain_written = false;
 	}
 	verdict.sqlerrcode = 0;
 	current_handler = handler;
@@ -97,6 +101,25 @@ jq_current(const JqHandler **handler)
 {
 	*handler = current_handler;
 	return current_job;
+}
+
+/*
+ * The chain of the current job has been written to its row, which therefore is
+ * another version of it now.
+ */
+void
+jq_note_chain_written(void)
+{
+	chain_written = true;
+}
+
+/*
+ * Whether that may be so, of the last job that was current.
+ */
+bool
+jq_chain_was_written(void)
+{
+	return chain_written;
 }
 
 static void
@@ -129,10 +152,14 @@ jq_make_context(const JqHandler *handler, const JqJob *job)
 	values[CONTEXT_QUEUE] = CStringGetTextDatum(job->queue);
 	values[CONTEXT_ATTEMPT] = Int32GetDatum(job->attempts + 1);
 	values[CONTEXT_MAX_ATTEMPTS] = Int32GetDatum(job->max_attempts);
+	values[CONTEXT_CHAIN_ID] = Int64GetDatum(job->chain_id);
+	nulls[CONTEXT_CHAIN_ID] = job->chain_id == 0;
 	values[CONTEXT_DISPATCHED_AT] = TimestampTzGetDatum(job->created_at);
 	values[CONTEXT_DISPATCHED_BY] = CStringGetTextDatum(job->role);
 	values[CONTEXT_DEADLINE] = TimestampTzGetDatum(deadline);
 	nulls[CONTEXT_DEADLINE] = deadline == DT_NOEND;
+	values[CONTEXT_PREVIOUS] = job->previous;
+	nulls[CONTEXT_PREVIOUS] = job->previous == (Datum) 0;
 	values[CONTEXT_FAILURE] = job->failure;
 	nulls[CONTEXT_FAILURE] = job->failure == (Datum) 0;
 	values[CONTEXT_META] = job->meta;

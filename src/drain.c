@@ -334,7 +334,7 @@ drain_one(Drain *drain, JqJob *job)
 		ours = jq_record_failure(job, drain->lanes.roleid, handler, failure, &gone);
 	}
 	else
-		ours = jq_record_done(job, handler, &result);
+		ours = jq_record_done(job, drain->lanes.roleid, handler, &result);
 
 	if (!ours && failure == NULL)
 		ereport(ERROR,

@@ -29,20 +29,6 @@
 #include "compat.h"
 #include "jq.h"
 
-/* Attributes of jq.job_spec, which are jq.dispatch()'s arguments too. */
-enum
-{
-	SPEC_NAME,
-	SPEC_PAYLOAD,
-	SPEC_QUEUE,
-	SPEC_PRIORITY,
-	SPEC_DELAY,
-	SPEC_RUN_AT,
-	SPEC_MAX_ATTEMPTS,
-	SPEC_META,
-	SPEC_NATTS
-};
-
 static int64 dispatch(const Datum *values, const bool *nulls);
 
 PG_FUNCTION_INFO_V1(jq_dispatch);
@@ -67,8 +53,8 @@ check_may_write(void)
  * The time at which a job is due, from its delay or its own time.  What has
  * passed is due now: a key in the past would send searches back.
  */
-static TimestampTz
-due_time(const Datum *values, const bool *nulls, TimestampTz now)
+TimestampTz
+jq_due_time(const Datum *values, const bool *nulls, TimestampTz now)
 {
 	TimestampTz due = now;
 
@@ -101,17 +87,14 @@ checked_name(Datum value, const char *what)
 }
 
 /*
- * Check one job and queue it; returns its id.
+ * Check what a job is to be, as far as the current role is concerned, and fill
+ * in what its handler decides: name, queue, priority and attempts of *job.
  */
-static int64
-dispatch(const Datum *values, const bool *nulls)
+void
+jq_resolve_spec(const Datum *values, const bool *nulls, JqJob *job)
 {
 	const JqHandler *handler;
 	Oid			roleid = GetUserId();
-	static Oid	role_cached = InvalidOid;
-	static uint64 role_epoch = 0;
-	static char role[NAMEDATALEN];
-	JqJob		job = {0};
 
 	if (nulls[SPEC_NAME])
 		ereport(ERROR,
@@ -123,29 +106,43 @@ dispatch(const Datum *values, const bool *nulls)
 				 errmsg("payload must not be NULL"),
 				 errhint("Use '{}' or 'null'::jsonb.")));
 
-	job.name = checked_name(values[SPEC_NAME], "handler");
-	handler = jq_find_handler(job.name);
+	job->name = checked_name(values[SPEC_NAME], "handler");
+	handler = jq_find_handler(job->name);
 	if (handler == NULL && jq_require_handler)
-		jq_report_unregistered(job.name);
+		jq_report_unregistered(job->name);
 	if (handler)
 		jq_check_handler_rights(handler, roleid);
 
 	if (!nulls[SPEC_QUEUE])
-		job.queue = checked_name(values[SPEC_QUEUE], "queue");
+		job->queue = checked_name(values[SPEC_QUEUE], "queue");
 	else
-		job.queue = handler ? pstrdup(handler->queue) : "default";
-	jq_require_dispatch(roleid, job.queue);
+		job->queue = handler ? pstrdup(handler->queue) : "default";
+	jq_require_dispatch(roleid, job->queue);
 
-	job.priority = !nulls[SPEC_PRIORITY] ? DatumGetInt32(values[SPEC_PRIORITY]) :
+	job->priority = !nulls[SPEC_PRIORITY] ? DatumGetInt32(values[SPEC_PRIORITY]) :
 		handler ? handler->priority : 0;
-	job.max_attempts = !nulls[SPEC_MAX_ATTEMPTS] ?
+	job->max_attempts = !nulls[SPEC_MAX_ATTEMPTS] ?
 		DatumGetInt32(values[SPEC_MAX_ATTEMPTS]) :
 		handler ? handler->max_attempts : 3;
-	if (job.max_attempts <= 0)
+	if (job->max_attempts <= 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_attempts must be at least 1")));
+}
 
+/*
+ * Check one job and queue it; returns its id.
+ */
+static int64
+dispatch(const Datum *values, const bool *nulls)
+{
+	Oid			roleid = GetUserId();
+	static Oid	role_cached = InvalidOid;
+	static uint64 role_epoch = 0;
+	static char role[NAMEDATALEN];
+	JqJob		job = {0};
+
+	jq_resolve_spec(values, nulls, &job);
 	if (role_cached != roleid || role_epoch != jq_configuration_epoch())
 	{
 		strlcpy(role, GetUserNameFromId(roleid, false), sizeof(role));
@@ -154,13 +151,17 @@ dispatch(const Datum *values, const bool *nulls)
 	}
 	job.role = role;
 	job.created_at = GetCurrentTimestamp();
-	job.available_at = due_time(values, nulls, job.created_at);
+	job.available_at = jq_due_time(values, nulls, job.created_at);
 	job.counts_from = job.available_at;
 	job.payload = values[SPEC_PAYLOAD];
 	if (!nulls[SPEC_META])
 		job.meta = values[SPEC_META];
 	job.stamp = jq_random_stamp();
+	if (!nulls[SPEC_CHAIN])
+		job.chain = jq_resolve_chain(values[SPEC_CHAIN], 2);
 	job.id = jq_next_job_id();
+	if (job.chain)
+		job.chain_id = job.id;
 
 	jq_insert_job(&job, roleid);
 	return job.id;
@@ -177,11 +178,12 @@ jq_dispatch(PG_FUNCTION_ARGS)
 	bool		nulls[SPEC_NATTS];
 
 	check_may_write();
-	for (int i = 0; i < SPEC_NATTS; i++)
+	for (int i = 0; i < SPEC_CHAIN; i++)
 	{
 		values[i] = PG_GETARG_DATUM(i);
 		nulls[i] = PG_ARGISNULL(i);
 	}
+	nulls[SPEC_CHAIN] = true;
 	PG_RETURN_INT64(dispatch(values, nulls));
 }
 
@@ -189,8 +191,8 @@ jq_dispatch(PG_FUNCTION_ARGS)
  * Take a jq.job_spec apart.  Its payload alone may be NULL where a job's may
  * not: a spec can be written as a row, which has no defaults.
  */
-static void
-deform_spec(Datum spec, Datum *values, bool *nulls)
+void
+jq_deform_spec(Datum spec, Datum *values, bool *nulls)
 {
 	HeapTupleHeader header = DatumGetHeapTupleHeader(spec);
 	HeapTupleData tuple;
@@ -230,7 +232,7 @@ jq_dispatch_spec(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("job must not be NULL"),
 				 errhint("Build it with jq.job().")));
-	deform_spec(PG_GETARG_DATUM(0), values, nulls);
+	jq_deform_spec(PG_GETARG_DATUM(0), values, nulls);
 	PG_RETURN_INT64(dispatch(values, nulls));
 }
 
@@ -285,7 +287,7 @@ jq_dispatch_specs(PG_FUNCTION_ARGS)
 					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 					 errmsg("job must not be NULL")));
 		oldcxt = MemoryContextSwitchTo(job_cxt);
-		deform_spec(spec, values, nulls);
+		jq_deform_spec(spec, values, nulls);
 		id = Int64GetDatum(dispatch(values, nulls));
 		MemoryContextSwitchTo(oldcxt);
 		MemoryContextReset(job_cxt);
@@ -302,8 +304,8 @@ jq_dispatch_specs(PG_FUNCTION_ARGS)
 
 /*
  * Queue the job that follows another one's failure, for the role of that one.
- * name, role, payload, meta and failure are given, the rest is as the handler
- * says.  Raises an error if the role may not dispatch it.
+ * Without a queue it has the handler's queue, priority and attempts.  Raises
+ * an error if the role may not dispatch it.
  */
 void
 jq_dispatch_follow_up(JqJob *follow, Oid roleid)
@@ -316,9 +318,12 @@ jq_dispatch_follow_up(JqJob *follow, Oid roleid)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("role \"%s\" does not exist", follow->role)));
-	follow->queue = pstrdup(handler->queue);
-	follow->priority = handler->priority;
-	follow->max_attempts = handler->max_attempts;
+	if (follow->queue == NULL)
+	{
+		follow->queue = pstrdup(handler->queue);
+		follow->priority = handler->priority;
+		follow->max_attempts = handler->max_attempts;
+	}
 	jq_check_handler_rights(handler, roleid);
 	jq_require_dispatch(roleid, follow->queue);
 	jq_insert_job(follow, roleid);

@@ -78,6 +78,10 @@ jq_insert_failed(const JqJob *job, int32 attempts, const JqFailure *failure)
 	values[FAILED_FAILED_AT - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	set_jsonb(values, nulls, FAILED_META, job->meta);
 	set_jsonb(values, nulls, FAILED_FAILURE, job->failure);
+	values[FAILED_CHAIN_ID - 1] = Int64GetDatum(job->chain_id);
+	nulls[FAILED_CHAIN_ID - 1] = job->chain_id == 0;
+	set_jsonb(values, nulls, FAILED_CHAIN, job->chain);
+	set_jsonb(values, nulls, FAILED_PREVIOUS, job->previous);
 
 	CatalogTupleInsert(rel, heap_form_tuple(RelationGetDescr(rel), values, nulls));
 	table_close(rel, NoLock);
@@ -106,6 +110,10 @@ renew_job(TupleTableSlot *slot, JqJob *job)
 	job->payload = jq_copy_jsonb(slot, FAILED_PAYLOAD);
 	job->meta = jq_copy_jsonb(slot, FAILED_META);
 	job->failure = jq_copy_jsonb(slot, FAILED_FAILURE);
+	job->chain_id = slot->tts_isnull[FAILED_CHAIN_ID - 1] ? 0 :
+		DatumGetInt64(values[FAILED_CHAIN_ID - 1]);
+	job->chain = jq_copy_jsonb(slot, FAILED_CHAIN);
+	job->previous = jq_copy_jsonb(slot, FAILED_PREVIOUS);
 }
 
 /*
@@ -272,9 +280,17 @@ Datum
 jq_forget(PG_FUNCTION_ARGS)
 {
 	JqJob		job = {0};
+	int			links;
 
-	PG_RETURN_BOOL(take_failed(jq_id_argument(fcinfo, "jq.forget()"),
-							   LockWaitBlock, &job));
+	if (!take_failed(jq_id_argument(fcinfo, "jq.forget()"), LockWaitBlock, &job))
+		PG_RETURN_BOOL(false);
+	links = jq_chain_length(&job);
+	if (links > 0)
+		ereport(NOTICE,
+				(errmsg_plural("%d job that would have followed is forgotten, too",
+							   "%d jobs that would have followed are forgotten, too",
+							   links, links)));
+	PG_RETURN_BOOL(true);
 }
 
 /*

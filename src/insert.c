@@ -318,6 +318,12 @@ jq_insert_job(const JqJob *job, Oid roleid)
 	slot->tts_isnull[JOBS_META - 1] = job->meta == (Datum) 0;
 	slot->tts_values[JOBS_FAILURE - 1] = job->failure;
 	slot->tts_isnull[JOBS_FAILURE - 1] = job->failure == (Datum) 0;
+	slot->tts_values[JOBS_CHAIN_ID - 1] = Int64GetDatum(job->chain_id);
+	slot->tts_isnull[JOBS_CHAIN_ID - 1] = job->chain_id == 0;
+	slot->tts_values[JOBS_CHAIN - 1] = job->chain;
+	slot->tts_isnull[JOBS_CHAIN - 1] = job->chain == (Datum) 0;
+	slot->tts_values[JOBS_PREVIOUS - 1] = job->previous;
+	slot->tts_isnull[JOBS_PREVIOUS - 1] = job->previous == (Datum) 0;
 	ExecStoreVirtualTuple(slot);
 
 	table_tuple_insert(insertion.rel, slot, GetCurrentCommandId(true), 0, NULL);

@@ -55,6 +55,9 @@ typedef struct JqJob
 	Datum		payload;		/* jsonb, detoasted */
 	Datum		meta;			/* the same; 0: none */
 	Datum		failure;		/* the same, of the job that this one follows */
+	int64		chain_id;		/* 0: none */
+	Datum		chain;			/* jsonb, what follows; 0: nothing */
+	Datum		previous;		/* jsonb, result of the link before */
 	int64		token;			/* of the lease in the row; 0: none */
 	ItemPointerData tid;		/* version of the row that we hold */
 
@@ -194,7 +197,18 @@ extern bool jq_may_see_role(const char *role);
 extern void jq_require_own_job(int64 id, const char *role);
 
 /* "enqueue.c" */
+extern TimestampTz jq_due_time(const Datum *values, const bool *nulls,
+							   TimestampTz now);
+extern void jq_resolve_spec(const Datum *values, const bool *nulls,
+							JqJob *job);
+extern void jq_deform_spec(Datum spec, Datum *values, bool *nulls);
 extern void jq_dispatch_follow_up(JqJob *follow, Oid roleid);
+
+/* "chain.c" */
+extern Datum jq_resolve_chain(Datum chain, int first);
+extern void jq_queue_next_link(const JqJob *job, Oid roleid, Datum previous);
+extern bool jq_make_catch_job(const JqJob *job, JqJob *catch_job);
+extern int	jq_chain_length(const JqJob *job);
 
 /* "insert.c" */
 extern void jq_insert_job(const JqJob *job, Oid roleid);
@@ -252,11 +266,15 @@ extern void jq_set_current_job(const JqHandler *handler, const JqJob *job);
 extern void jq_return_to_job(const JqHandler *handler, const JqJob *job);
 extern const JqJob *jq_current(const JqHandler **handler);
 extern const char *jq_current_log(void);
+extern void jq_note_chain_written(void);
+extern bool jq_chain_was_written(void);
 extern Datum jq_make_context(const JqHandler *handler, const JqJob *job);
 
 /* "record.c" */
-extern bool jq_record_done(const JqJob *job, const JqHandler *handler,
+extern bool jq_record_done(JqJob *job, Oid roleid, const JqHandler *handler,
 						   const JqCallResult *result);
+extern Datum jq_lock_chain(const JqJob *job);
+extern void jq_write_chain(const JqJob *job, Datum chain);
 extern bool jq_record_failure(const JqJob *job, Oid roleid,
 							  const JqHandler *handler,
 							  const JqFailure *failure, bool *gone);

@@ -17,6 +17,7 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/tableam.h"
@@ -30,6 +31,7 @@
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/elog.h"
+#include "utils/fmgroids.h"
 #include "utils/json.h"
 #include "utils/jsonb.h"
 #include "utils/rel.h"
@@ -48,6 +50,39 @@
 
 static void follow_up(const JqJob *job, Oid roleid, const JqHandler *handler,
 					  const JqFailure *failure, int32 attempts);
+static void update_row(Relation rel, TupleTableSlot *slot, int ncolumns,
+					   int *columns, Datum *values, bool *nulls);
+
+/*
+ * Find the version of the job's row that this transaction has made of it.
+ */
+static bool
+find_own_version(Relation rel, const JqJob *job, ItemPointer tid)
+{
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, JOBS_ID, BTEqualStrategyNumber, F_INT8EQ,
+				Int64GetDatum(job->id));
+	scan = systable_beginscan(rel, jq_catalog()->jobs_pkey, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		*tid = tuple->t_self;
+	systable_endscan(scan);
+	return HeapTupleIsValid(tuple);
+}
+
+static TM_Result
+lock_version(Relation rel, ItemPointer tid, TupleTableSlot *slot)
+{
+	TM_FailureData tmfd;
+
+	return table_tuple_lock(rel, tid, GetActiveSnapshot(), slot,
+							GetCurrentCommandId(false), LockTupleExclusive,
+							LockWaitBlock, TUPLE_LOCK_FLAG_FIND_LAST_VERSION,
+							&tmfd);
+}
 
 /*
  * Lock the job's row, in whatever version it is now.  Returns a slot with it,
@@ -58,13 +93,11 @@ lock_row(Relation rel, const JqJob *job)
 {
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	ItemPointerData tid = job->tid;
-	TM_FailureData tmfd;
-	TM_Result	result;
+	TM_Result	result = lock_version(rel, &tid, slot);
 
-	result = table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
-							  GetCurrentCommandId(false), LockTupleExclusive,
-							  LockWaitBlock, TUPLE_LOCK_FLAG_FIND_LAST_VERSION,
-							  &tmfd);
+	/* a link to a version of our own is not followed there */
+	if (result == TM_Invisible && find_own_version(rel, job, &tid))
+		result = lock_version(rel, &tid, slot);
 	if (result == TM_Ok)
 	{
 		slot_getallattrs(slot);
@@ -116,11 +149,56 @@ delete_row(Relation rel, ItemPointer tid, const JqJob *job)
 }
 
 /*
- * The job is done: remove it, and keep its result if the handler was
- * registered so.  Returns false if it was not ours to remove.
+ * What follows the job by now, 0 if nothing does.  The job is being run, and
+ * its row is ours or leased to us.
+ */
+Datum
+jq_lock_chain(const JqJob *job)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	TupleTableSlot *slot = lock_row(rel, job);
+	Datum		chain;
+
+	if (slot == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("job " INT64_FORMAT " is not this session's any more",
+						job->id)));
+	chain = jq_copy_jsonb(slot, JOBS_CHAIN);
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+	return chain;
+}
+
+/*
+ * Write what follows the job that is being run.
+ */
+void
+jq_write_chain(const JqJob *job, Datum chain)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	TupleTableSlot *slot = lock_row(rel, job);
+	int			columns[] = {JOBS_CHAIN_ID, JOBS_CHAIN};
+	bool		nulls[] = {false, false};
+	Datum		values[2];
+
+	if (slot == NULL)
+		elog(ERROR, "job " INT64_FORMAT " is gone though locked", job->id);
+	values[0] = Int64GetDatum(job->chain_id ? job->chain_id : job->id);
+	values[1] = chain;
+	update_row(rel, slot, lengthof(columns), columns, values, nulls);
+	CommandCounterIncrement();
+	jq_note_chain_written();
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+}
+
+/*
+ * The job is done: remove it, queue what follows it, and keep its result if
+ * the handler was registered so.  Returns false if it was not ours to remove.
  */
 bool
-jq_record_done(const JqJob *job, const JqHandler *handler,
+jq_record_done(JqJob *job, Oid roleid, const JqHandler *handler,
 			   const JqCallResult *result)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
@@ -128,8 +206,8 @@ jq_record_done(const JqJob *job, const JqHandler *handler,
 	TM_FailureData tmfd;
 	bool		ours = true;
 
-	/* a row that we have locked in this transaction cannot have changed */
-	if (job->token != 0)
+	/* only we ourselves can have changed a row that we have locked */
+	if (job->token != 0 || jq_chain_was_written())
 	{
 		TupleTableSlot *slot = lock_row(rel, job);
 
@@ -137,6 +215,9 @@ jq_record_done(const JqJob *job, const JqHandler *handler,
 		if (ours)
 		{
 			tid = slot->tts_tid;
+			job->chain = jq_copy_jsonb(slot, JOBS_CHAIN);
+			if (!slot->tts_isnull[JOBS_CHAIN_ID - 1])
+				job->chain_id = DatumGetInt64(slot->tts_values[JOBS_CHAIN_ID - 1]);
 			ExecDropSingleTupleTableSlot(slot);
 		}
 	}
@@ -146,6 +227,10 @@ jq_record_done(const JqJob *job, const JqHandler *handler,
 								  &tmfd, false) == TM_Ok;
 	table_close(rel, NoLock);
 
+	if (ours && job->chain)
+		jq_queue_next_link(job, roleid,
+						   result->isnull || !handler->returns_jsonb ? (Datum) 0 :
+						   PointerGetDatum(PG_DETOAST_DATUM(result->value)));
 	if (ours && !jq_interval_is_zero(&handler->keep_result))
 		jq_keep_result(job, handler, result);
 	if (ours && jq_keep_attempts > 0)
@@ -339,7 +424,11 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 		jq_keep_attempt(job, outcome_name(failure), &described);
 
 	if (failure->end == JQ_END_SKIPPED)
+	{
 		delete_row(rel, &slot->tts_tid, job);
+		if (job->chain)
+			jq_queue_next_link(job, roleid, (Datum) 0);
+	}
 	else if (failure->end == JQ_END_RELEASED)
 	{
 		put_back(rel, slot, job, roleid, attempts, exceptions,
@@ -397,36 +486,21 @@ failure_as_jsonb(const JqJob *job, const JqFailure *failure, int32 attempts)
 }
 
 /*
- * Dispatch the job that the handler of a failed one asks for.  If that cannot
- * be done, this job goes to jq.failed_jobs itself: the failure of the other
- * one must be recorded whatever happens.
+ * Dispatch a job that follows the failure of another one.  If that cannot be
+ * done, it goes to jq.failed_jobs itself: the failure of the other one must be
+ * recorded whatever happens.
  */
 static void
-dispatch_on_failed(const JqJob *job, Oid roleid, const JqHandler *handler,
-				   const JqFailure *failure, int32 attempts)
+dispatch_follower(JqJob *follow, Oid roleid)
 {
 	MemoryContext cxt = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
-	JqJob		follow = {0};
-
-	follow.id = jq_next_job_id();
-	follow.stamp = jq_random_stamp();
-	follow.created_at = GetCurrentTimestamp();
-	follow.available_at = follow.created_at;
-	follow.counts_from = follow.created_at;
-	follow.role = job->role;
-	follow.name = pstrdup(handler->on_failed);
-	follow.payload = job->payload;
-	follow.meta = job->meta;
-	follow.failure = failure_as_jsonb(job, failure, attempts);
-	follow.queue = job->queue;
-	follow.max_attempts = 1;
 
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(cxt);
 	PG_TRY();
 	{
-		jq_dispatch_follow_up(&follow, roleid);
+		jq_dispatch_follow_up(follow, roleid);
 		ReleaseCurrentSubTransaction();
 		MemoryContextSwitchTo(cxt);
 		CurrentResourceOwner = owner;
@@ -440,9 +514,32 @@ dispatch_on_failed(const JqJob *job, Oid roleid, const JqHandler *handler,
 		MemoryContextSwitchTo(cxt);
 		CurrentResourceOwner = owner;
 		reason->log = NULL;
-		jq_insert_failed(&follow, 0, reason);
+		if (follow->queue == NULL)
+		{
+			follow->queue = "default";
+			follow->max_attempts = 1;
+		}
+		jq_insert_failed(follow, 0, reason);
 	}
 	PG_END_TRY();
+}
+
+/*
+ * The job that the handler of a failed one asks for.
+ */
+static void
+make_on_failed_job(const JqJob *job, const JqHandler *handler, JqJob *follow)
+{
+	memset(follow, 0, sizeof(JqJob));
+	follow->id = jq_next_job_id();
+	follow->stamp = jq_random_stamp();
+	follow->created_at = GetCurrentTimestamp();
+	follow->available_at = follow->created_at;
+	follow->counts_from = follow->created_at;
+	follow->role = job->role;
+	follow->name = pstrdup(handler->on_failed);
+	follow->payload = job->payload;
+	follow->meta = job->meta;
 }
 
 /*
@@ -453,8 +550,21 @@ static void
 follow_up(const JqJob *job, Oid roleid, const JqHandler *handler,
 		  const JqFailure *failure, int32 attempts)
 {
-	if (handler && handler->on_failed[0] != '\0' && job->failure == (Datum) 0)
-		dispatch_on_failed(job, roleid, handler, failure, attempts);
+	bool		has_on_failed = handler && handler->on_failed[0] != '\0' &&
+		job->failure == (Datum) 0;
+	JqJob		follow;
+
+	if (has_on_failed)
+	{
+		make_on_failed_job(job, handler, &follow);
+		follow.failure = failure_as_jsonb(job, failure, attempts);
+		dispatch_follower(&follow, roleid);
+	}
+	if (jq_make_catch_job(job, &follow))
+	{
+		follow.failure = failure_as_jsonb(job, failure, attempts);
+		dispatch_follower(&follow, roleid);
+	}
 	if (handler && jq_notify_failed)
 		Async_Notify("jq_failed", psprintf(INT64_FORMAT, job->id));
 }

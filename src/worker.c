@@ -583,7 +583,7 @@ execute_job(JqJob *job)
 				 errmsg("job was cancelled")));
 
 	ResetTempTableNamespace();
-	if (!jq_record_done(job, handler, &result))
+	if (!jq_record_done(job, MyJqSlot->roleid, handler, &result))
 		report_vanished(job);
 	if (result.synchronous_commit != synchronous_commit)
 		jq_set_local_synchronous_commit(result.synchronous_commit);
