@@ -56,7 +56,7 @@ typedef struct JqJob
 	Datum		meta;			/* the same; 0: none */
 	Datum		failure;		/* the same, of the job that this one follows */
 	int64		token;			/* of the lease in the row; 0: none */
-	ItemPointerData tid;		/* version of the row that we hold */
+	ItemPointerData tid;		/* of the row, while we have it locked */
 
 	/* the attempt, once it has begun */
 	pid_t		pid;

@@ -4,7 +4,7 @@
  *	  Writes how an attempt ended.
  *
  * Each function works in the caller's transaction and on the row that the job
- * was claimed from, found by its tid and proved by id, stamp and token.  A row
+ * was claimed from, found by its id and proved by stamp and token.  A row
  * that is gone, or is another holder's by now, is left alone, and the function
  * says so.
  *
@@ -17,6 +17,7 @@
  */
 #include "postgres.h"
 
+#include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/tableam.h"
@@ -30,6 +31,7 @@
 #include "storage/procarray.h"
 #include "utils/builtins.h"
 #include "utils/elog.h"
+#include "utils/fmgroids.h"
 #include "utils/json.h"
 #include "utils/jsonb.h"
 #include "utils/rel.h"
@@ -50,22 +52,41 @@ static void follow_up(const JqJob *job, Oid roleid, const JqHandler *handler,
 					  const JqFailure *failure, int32 attempts);
 
 /*
+ * Find the job's row as it is now.  The place that it was claimed from may
+ * have been given to another row, unless we have it locked.
+ */
+static bool
+find_row(Relation rel, const JqJob *job, ItemPointer tid)
+{
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, JOBS_ID, BTEqualStrategyNumber, F_INT8EQ,
+				Int64GetDatum(job->id));
+	scan = systable_beginscan(rel, jq_catalog()->jobs_pkey, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	if (HeapTupleIsValid(tuple))
+		*tid = tuple->t_self;
+	systable_endscan(scan);
+	return HeapTupleIsValid(tuple);
+}
+
+/*
  * Lock the job's row, in whatever version it is now.  Returns a slot with it,
- * or NULL if it is not ours any more.
+ * or NULL if it is not ours any more, or somebody has it and we do not wait.
  */
 static TupleTableSlot *
-lock_row(Relation rel, const JqJob *job)
+lock_row(Relation rel, const JqJob *job, LockWaitPolicy policy)
 {
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	ItemPointerData tid = job->tid;
+	ItemPointerData tid;
 	TM_FailureData tmfd;
-	TM_Result	result;
 
-	result = table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
-							  GetCurrentCommandId(false), LockTupleExclusive,
-							  LockWaitBlock, TUPLE_LOCK_FLAG_FIND_LAST_VERSION,
-							  &tmfd);
-	if (result == TM_Ok)
+	if (find_row(rel, job, &tid) &&
+		table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
+						 GetCurrentCommandId(false), LockTupleExclusive, policy,
+						 TUPLE_LOCK_FLAG_FIND_LAST_VERSION, &tmfd) == TM_Ok)
 	{
 		slot_getallattrs(slot);
 		if (DatumGetInt64(slot->tts_values[JOBS_ID - 1]) == job->id &&
@@ -86,22 +107,15 @@ bool
 jq_lock_job(JqJob *job)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	TM_FailureData tmfd;
-	bool		locked;
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitSkip);
 
-	locked = table_tuple_lock(rel, &job->tid, GetActiveSnapshot(), slot,
-							  GetCurrentCommandId(false), LockTupleExclusive,
-							  LockWaitSkip, 0, &tmfd) == TM_Ok;
-	if (locked)
+	if (slot)
 	{
-		slot_getallattrs(slot);
-		locked = DatumGetInt64(slot->tts_values[JOBS_ID - 1]) == job->id &&
-			DatumGetInt64(slot->tts_values[JOBS_STAMP - 1]) == job->stamp;
+		job->tid = slot->tts_tid;
+		ExecDropSingleTupleTableSlot(slot);
 	}
-	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, NoLock);
-	return locked;
+	return slot != NULL;
 }
 
 static void
@@ -131,7 +145,7 @@ jq_record_done(const JqJob *job, const JqHandler *handler,
 	/* a row that we have locked in this transaction cannot have changed */
 	if (job->token != 0)
 	{
-		TupleTableSlot *slot = lock_row(rel, job);
+		TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 
 		ours = (slot != NULL);
 		if (ours)
@@ -255,7 +269,7 @@ void
 jq_move_job(const JqJob *job, Oid roleid)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = lock_row(rel, job);
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 	int			columns[] = {JOBS_AVAILABLE_AT, JOBS_QUEUE, JOBS_PRIORITY,
 	JOBS_MAX_ATTEMPTS, JOBS_COUNTS_FROM};
 	bool		nulls[lengthof(columns)] = {false};
@@ -318,7 +332,7 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 				  const JqFailure *failure, bool *gone)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = lock_row(rel, job);
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 	JqFailure	described = *failure;
 	int32		attempts = one_more(job->attempts, !failure->unspent);
 	int32		exceptions = one_more(job->exceptions, failure->exception);
@@ -488,7 +502,7 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	} while (token == 0);
 
 	ForceSyncCommit();			/* the count must outlive a crash */
-	slot = lock_row(rel, job);
+	slot = lock_row(rel, job, LockWaitBlock);
 	if (slot == NULL)
 		elog(ERROR, "job " INT64_FORMAT " is gone though locked", job->id);
 	values[0] = Int32GetDatum(one_more(job->attempts, true));
@@ -498,7 +512,6 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	values[4] = Int32GetDatum(MyProcPid);
 	values[5] = TimestampTzGetDatum(MyStartTimestamp);
 	update_row(rel, slot, lengthof(columns), columns, values, nulls);
-	job->tid = slot->tts_tid;
 	job->token = token;
 	job->pid = MyProcPid;
 	job->started_at = now;
