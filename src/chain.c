@@ -422,6 +422,7 @@ resolve_link(StringInfo json, JsonbContainer *link)
 
 	read_link(link, values, nulls);
 	jq_resolve_spec(values, nulls, &job);
+	(void) jq_due_time(values, nulls, GetCurrentTimestamp());
 	values[SPEC_QUEUE] = CStringGetTextDatum(job.queue);
 	values[SPEC_PRIORITY] = Int32GetDatum(job.priority);
 	values[SPEC_MAX_ATTEMPTS] = Int32GetDatum(job.max_attempts);

@@ -59,7 +59,7 @@ typedef struct JqJob
 	Datum		chain;			/* jsonb, what follows; 0: nothing */
 	Datum		previous;		/* jsonb, result of the link before */
 	int64		token;			/* of the lease in the row; 0: none */
-	ItemPointerData tid;		/* version of the row that we hold */
+	ItemPointerData tid;		/* of the row, while we have it locked */
 
 	/* the attempt, once it has begun */
 	pid_t		pid;

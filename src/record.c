@@ -4,7 +4,7 @@
  *	  Writes how an attempt ended.
  *
  * Each function works in the caller's transaction and on the row that the job
- * was claimed from, found by its tid and proved by id, stamp and token.  A row
+ * was claimed from, found by its id and proved by stamp and token.  A row
  * that is gone, or is another holder's by now, is left alone, and the function
  * says so.
  *
@@ -54,10 +54,11 @@ static void update_row(Relation rel, TupleTableSlot *slot, int ncolumns,
 					   int *columns, Datum *values, bool *nulls);
 
 /*
- * Find the version of the job's row that this transaction has made of it.
+ * Find the job's row as it is now.  The place that it was claimed from may
+ * have been given to another row, unless we have it locked.
  */
 static bool
-find_own_version(Relation rel, const JqJob *job, ItemPointer tid)
+find_row(Relation rel, const JqJob *job, ItemPointer tid)
 {
 	ScanKeyData key;
 	SysScanDesc scan;
@@ -73,32 +74,21 @@ find_own_version(Relation rel, const JqJob *job, ItemPointer tid)
 	return HeapTupleIsValid(tuple);
 }
 
-static TM_Result
-lock_version(Relation rel, ItemPointer tid, TupleTableSlot *slot)
-{
-	TM_FailureData tmfd;
-
-	return table_tuple_lock(rel, tid, GetActiveSnapshot(), slot,
-							GetCurrentCommandId(false), LockTupleExclusive,
-							LockWaitBlock, TUPLE_LOCK_FLAG_FIND_LAST_VERSION,
-							&tmfd);
-}
-
 /*
  * Lock the job's row, in whatever version it is now.  Returns a slot with it,
- * or NULL if it is not ours any more.
+ * or NULL if it is not ours any more, or somebody has it and we do not wait.
  */
 static TupleTableSlot *
-lock_row(Relation rel, const JqJob *job)
+lock_row(Relation rel, const JqJob *job, LockWaitPolicy policy)
 {
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	ItemPointerData tid = job->tid;
-	TM_Result	result = lock_version(rel, &tid, slot);
+	ItemPointerData tid;
+	TM_FailureData tmfd;
 
-	/* a link to a version of our own is not followed there */
-	if (result == TM_Invisible && find_own_version(rel, job, &tid))
-		result = lock_version(rel, &tid, slot);
-	if (result == TM_Ok)
+	if (find_row(rel, job, &tid) &&
+		table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
+						 GetCurrentCommandId(false), LockTupleExclusive, policy,
+						 TUPLE_LOCK_FLAG_FIND_LAST_VERSION, &tmfd) == TM_Ok)
 	{
 		slot_getallattrs(slot);
 		if (DatumGetInt64(slot->tts_values[JOBS_ID - 1]) == job->id &&
@@ -119,22 +109,15 @@ bool
 jq_lock_job(JqJob *job)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	TM_FailureData tmfd;
-	bool		locked;
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitSkip);
 
-	locked = table_tuple_lock(rel, &job->tid, GetActiveSnapshot(), slot,
-							  GetCurrentCommandId(false), LockTupleExclusive,
-							  LockWaitSkip, 0, &tmfd) == TM_Ok;
-	if (locked)
+	if (slot)
 	{
-		slot_getallattrs(slot);
-		locked = DatumGetInt64(slot->tts_values[JOBS_ID - 1]) == job->id &&
-			DatumGetInt64(slot->tts_values[JOBS_STAMP - 1]) == job->stamp;
+		job->tid = slot->tts_tid;
+		ExecDropSingleTupleTableSlot(slot);
 	}
-	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, NoLock);
-	return locked;
+	return slot != NULL;
 }
 
 static void
@@ -156,7 +139,7 @@ Datum
 jq_lock_chain(const JqJob *job)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = lock_row(rel, job);
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 	Datum		chain;
 
 	if (slot == NULL)
@@ -177,7 +160,7 @@ void
 jq_write_chain(const JqJob *job, Datum chain)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = lock_row(rel, job);
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 	int			columns[] = {JOBS_CHAIN_ID, JOBS_CHAIN};
 	bool		nulls[] = {false, false};
 	Datum		values[2];
@@ -209,7 +192,7 @@ jq_record_done(JqJob *job, Oid roleid, const JqHandler *handler,
 	/* only we ourselves can have changed a row that we have locked */
 	if (job->token != 0 || jq_chain_was_written())
 	{
-		TupleTableSlot *slot = lock_row(rel, job);
+		TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 
 		ours = (slot != NULL);
 		if (ours)
@@ -340,7 +323,7 @@ void
 jq_move_job(const JqJob *job, Oid roleid)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = lock_row(rel, job);
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 	int			columns[] = {JOBS_AVAILABLE_AT, JOBS_QUEUE, JOBS_PRIORITY,
 	JOBS_MAX_ATTEMPTS, JOBS_COUNTS_FROM};
 	bool		nulls[lengthof(columns)] = {false};
@@ -403,7 +386,7 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 				  const JqFailure *failure, bool *gone)
 {
 	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
-	TupleTableSlot *slot = lock_row(rel, job);
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
 	JqFailure	described = *failure;
 	int32		attempts = one_more(job->attempts, !failure->unspent);
 	int32		exceptions = one_more(job->exceptions, failure->exception);
@@ -598,7 +581,7 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	} while (token == 0);
 
 	ForceSyncCommit();			/* the count must outlive a crash */
-	slot = lock_row(rel, job);
+	slot = lock_row(rel, job, LockWaitBlock);
 	if (slot == NULL)
 		elog(ERROR, "job " INT64_FORMAT " is gone though locked", job->id);
 	values[0] = Int32GetDatum(one_more(job->attempts, true));
@@ -608,7 +591,6 @@ jq_start_lease(JqJob *job, const JqHandler *handler)
 	values[4] = Int32GetDatum(MyProcPid);
 	values[5] = TimestampTzGetDatum(MyStartTimestamp);
 	update_row(rel, slot, lengthof(columns), columns, values, nulls);
-	job->tid = slot->tts_tid;
 	job->token = token;
 	job->pid = MyProcPid;
 	job->started_at = now;
