@@ -89,6 +89,20 @@ add_suspect(const JqAttempt *attempt)
 }
 
 /*
+ * Who crashed may have left the numbers of entries wrong.
+ */
+static void
+count_entries(void)
+{
+	JqJournal->nunsettled = 0;
+	for (int i = 0; i < JQ_MAX_UNSETTLED; i++)
+		JqJournal->nunsettled += JqJournal->unsettled[i].attempt.begun;
+	JqJournal->nsuspects = 0;
+	for (int i = 0; i < JQ_MAX_SUSPECTS; i++)
+		JqJournal->nsuspects += JqJournal->suspects[i].job_id != 0;
+}
+
+/*
  * Settle who is to blame for a crash.  Called by the postmaster, alone, when
  * it makes the shared memory, at the first start as well: then nothing is
  * there.
@@ -98,6 +112,7 @@ jq_journal_recover(void)
 {
 	int			unmarked = 0;
 
+	count_entries();
 	for (int i = 0; i < JqShared->nslots; i++)
 	{
 		JqAttempt  *attempt = &JqJournal->attempts[i];

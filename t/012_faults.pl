@@ -343,8 +343,13 @@ sub dispatcher
 			SELECT format('COMMIT PREPARED %L', gid) FROM pg_prepared_xacts WHERE gid LIKE 'd$n-%' \\gexec
 		} . ($as_app ? "SET ROLE app;\n" : '');
 		$script .= transaction() foreach 1 .. 20;
-		IPC::Run::run([ 'psql', '-XAtq', '-d', $node->connstr('d') ], '<', \$script, '>', \$out, '2>', \$err,
-			IPC::Run::timeout(180));
+		# one that has lost its server may be gone before it has read all
+		eval
+		{
+			IPC::Run::run([ 'psql', '-XAtq', '-d', $node->connstr('d') ], '<', \$script, '>', \$out, '2>', \$err,
+				IPC::Run::timeout(180));
+		};
+		die $@ if $@ && $@ !~ /Broken pipe/;
 		append_to_file("$files/notes.$n", $out);
 		append_to_file("$files/errors.$n", $err);
 		$acknowledged += split(' ') - 1 foreach grep { /^ack / } split(/\n/, $out);
