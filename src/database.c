@@ -16,6 +16,7 @@
  */
 #include "postgres.h"
 
+#include "access/htup_details.h"
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "commands/dbcommands.h"
@@ -25,6 +26,7 @@
 #include "pgstat.h"
 #include "tcop/utility.h"
 #include "utils/acl.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "compat.h"
@@ -171,19 +173,37 @@ has_option(List *options, const char *name)
 	return false;
 }
 
+/*
+ * The database that is to be copied, if the current role may do that: it owns
+ * it, or it is a template.
+ */
 static Oid
 template_of(CreatedbStmt *stmt)
 {
+	char	   *name = "template1";
+	Oid			dboid;
+	HeapTuple	tuple;
+	bool		may_copy = false;
 	ListCell   *lc;
 
+	if (!have_createdb_privilege())
+		return InvalidOid;
 	foreach(lc, stmt->options)
 	{
 		DefElem    *option = lfirst(lc);
 
 		if (strcmp(option->defname, "template") == 0 && option->arg)
-			return get_database_oid(defGetString(option), true);
+			name = defGetString(option);
 	}
-	return get_database_oid("template1", true);
+	dboid = get_database_oid(name, true);
+	tuple = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(dboid));
+	if (HeapTupleIsValid(tuple))
+	{
+		may_copy = ((Form_pg_database) GETSTRUCT(tuple))->datistemplate ||
+			object_ownercheck(DatabaseRelationId, dboid, GetUserId());
+		ReleaseSysCache(tuple);
+	}
+	return may_copy ? dboid : InvalidOid;
 }
 
 static bool
@@ -238,12 +258,11 @@ database_to_hold(Node *parsetree)
 			return InvalidOid;
 
 		case T_CreatedbStmt:
-			if (have_createdb_privilege())
-				return template_of((CreatedbStmt *) parsetree);
-			return InvalidOid;
+			return template_of((CreatedbStmt *) parsetree);
 
 		case T_DropStmt:
-			if (((DropStmt *) parsetree)->removeType == OBJECT_EXTENSION &&
+			if ((((DropStmt *) parsetree)->removeType == OBJECT_EXTENSION ||
+				 ((DropStmt *) parsetree)->removeType == OBJECT_SCHEMA) &&
 				names_jq(((DropStmt *) parsetree)->objects))
 				return own_database();
 			return InvalidOid;

@@ -219,6 +219,27 @@ forget_databases(List *databases)
 	LWLockRelease(JqShared->lock);
 }
 
+/*
+ * Forget earlier starts of the database's scheduler: their end is not that of
+ * the one which is started now.
+ */
+static void
+forget_launches(Oid dboid)
+{
+	ListCell   *lc;
+
+	foreach(lc, launches)
+	{
+		Launch	   *launch = lfirst(lc);
+
+		if (launch->dboid != dboid)
+			continue;
+		pfree(launch->handle);
+		pfree(launch);
+		launches = foreach_delete_current(launches, lc);
+	}
+}
+
 static bool
 start_scheduler(const DatabaseInfo *info)
 {
@@ -237,6 +258,7 @@ start_scheduler(const DatabaseInfo *info)
 	worker.bgw_main_arg = ObjectIdGetDatum(info->oid);
 	worker.bgw_notify_pid = MyProcPid;
 
+	forget_launches(info->oid);
 	oldcxt = MemoryContextSwitchTo(TopMemoryContext);
 	launch = palloc0(sizeof(Launch));
 	launch->dboid = info->oid;

@@ -305,6 +305,13 @@ jq_grant(PG_FUNCTION_ARGS)
 	role = text_to_cstring(PG_GETARG_TEXT_PP(0));
 	(void) get_role_oid(role, false);
 
+	/* what a former role of that name had, which was dropped with DROP OWNED */
+	jq_owner_execute("DELETE FROM jq.grants WHERE role = $1 AND NOT EXISTS"
+					 " (SELECT FROM pg_catalog.pg_namespace AS n"
+					 " CROSS JOIN pg_catalog.aclexplode(n.nspacl) AS a"
+					 " JOIN pg_catalog.pg_roles AS r ON r.oid = a.grantee"
+					 " WHERE n.nspname = 'jq' AND r.rolname = $1)",
+					 1, types, values, nulls, NULL);
 	jq_owner_execute("INSERT INTO jq.grants (role, privilege, queue)"
 					 " VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
 					 3, types, values, nulls, NULL);

@@ -56,6 +56,8 @@
 /* a reserved slot whose worker has not come by then is given up */
 #define STARTUP_LIMIT_US		(60 * USECS_PER_SEC)
 
+static const char *const ROLE_IS_GONE = "the role does not exist";
+
 /* What the scheduler sees of a role. */
 typedef struct Demand
 {
@@ -513,7 +515,7 @@ check_role(Oid roleid, bool *borrow)
 	bool		can_log_in;
 
 	if (!HeapTupleIsValid(tuple))
-		return "the role does not exist";
+		return ROLE_IS_GONE;
 	can_log_in = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
 	ReleaseSysCache(tuple);
 
@@ -522,6 +524,19 @@ check_role(Oid roleid, bool *borrow)
 						ACL_CONNECT) != ACLCHECK_OK)
 		return "the role lacks CONNECT on the database";
 	return NULL;
+}
+
+static void
+forget_role(Oid roleid)
+{
+	JqRole	   *role;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	role = jq_find_role(MyDatabaseId, roleid, false);
+	if (role)
+		jq_forget_role(role);
+	MyDatabase->full_look = true;
+	LWLockRelease(JqShared->lock);
 }
 
 static void
@@ -541,10 +556,14 @@ refuse_role(Oid roleid, const char *reason)
 		role->refused_until = GetCurrentTimestamp() +
 			((int64) USECS_PER_SEC << role->refusals);
 		strlcpy(role->refusal, reason, sizeof(role->refusal));
+
 	}
 	LWLockRelease(JqShared->lock);
 
-	if (news)
+	/* if there is another role of that name now, the jobs are that one's */
+	if (reason == ROLE_IS_GONE && OidIsValid(get_role_oid(name, true)))
+		forget_role(roleid);
+	else if (news)
 		ereport(LOG,
 				(errmsg("jobs of role \"%s\" are not run: %s", name, reason)));
 }
@@ -674,12 +693,13 @@ sweep_starts(void)
 }
 
 /*
- * Ask a worker of another role to give up its place: an idle one, or one that
- * has had its time; with "anywhere" also one of another database.  Returns
- * whether one was found, or has been asked before and is about to go.
+ * Ask a worker of another role to give up its place: an idle one, or, with
+ * "busy", one that has had its time; with "anywhere" also one of another
+ * database.  Returns whether one was found, or has been asked before and is
+ * about to go.
  */
 static bool
-make_room(TimestampTz now, bool anywhere)
+make_room(TimestampTz now, bool busy, bool anywhere)
 {
 	JqSlot	   *victim = NULL;
 	bool		leaving = false;
@@ -694,7 +714,8 @@ make_room(TimestampTz now, bool anywhere)
 			(slot->state != JQ_SLOT_IDLE && slot->state != JQ_SLOT_BUSY))
 			continue;
 		leaving |= slot->leave;
-		if (slot->state == JQ_SLOT_BUSY && slot->started_at + MIN_TENURE_US > now)
+		if (slot->state == JQ_SLOT_BUSY &&
+			(!busy || slot->started_at + MIN_TENURE_US > now))
 			continue;
 		if (victim == NULL ||
 			(slot->state == JQ_SLOT_IDLE && victim->state != JQ_SLOT_IDLE) ||
@@ -825,15 +846,16 @@ share_workers(void)
 				continue;
 			}
 			no_slot = true;
-			if (demand->workers == 0 && make_room(now, true))
+			if (demand->workers == 0 && make_room(now, true, true))
 				wake_at = Min(wake_at, now + MIN_TENURE_US);
 			else
 				slots_retry_at = now + (demand->workers == 0 ? MIN_TENURE_US : SLOT_RETRY_US);
 		}
-		else if (demand->workers == 0 && jq_workers > 0)
+		else if (jq_workers > 0)
 		{
-			(void) make_room(now, false);
-			wake_at = Min(wake_at, now + MIN_TENURE_US);
+			/* who has a worker already gets no place that others need */
+			if (make_room(now, demand->workers == 0, false))
+				wake_at = Min(wake_at, now + MIN_TENURE_US);
 		}
 	}
 	if (slots_retry_at > now)
@@ -841,7 +863,7 @@ share_workers(void)
 	if (workers > jq_workers)
 	{
 		/* the setting was lowered */
-		(void) make_room(now, false);
+		(void) make_room(now, true, false);
 		wake_at = Min(wake_at, now + MIN_TENURE_US);
 	}
 

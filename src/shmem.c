@@ -151,6 +151,32 @@ jq_find_role(Oid dboid, Oid roleid, bool create)
 	return free_entry;
 }
 
+static void
+forget_role(JqRole *role)
+{
+	for (int n = role->first_lane; n >= 0; n = JqLanes[n].next)
+		JqLanes[n].in_use = false;
+	role->in_use = false;
+}
+
+/*
+ * Forget a role that does not exist any more, unless a worker still serves it.
+ * The caller holds the lock exclusively.
+ */
+void
+jq_forget_role(JqRole *role)
+{
+	Assert(LWLockHeldByMeInMode(JqShared->lock, LW_EXCLUSIVE));
+
+	for (int i = 0; i < JqShared->nslots; i++)
+	{
+		if (JqSlots[i].state != JQ_SLOT_FREE &&
+			JqSlots[i].dboid == role->dboid && JqSlots[i].roleid == role->roleid)
+			return;
+	}
+	forget_role(role);
+}
+
 /*
  * Something has changed in the database: look at it again, and at once.  The
  * caller holds the lock exclusively, and calls the launcher.
@@ -199,11 +225,8 @@ jq_forget_database(JqDatabase *database)
 	{
 		JqRole	   *role = &JqShared->roles[i];
 
-		if (!role->in_use || role->dboid != dboid)
-			continue;
-		for (int n = role->first_lane; n >= 0; n = JqLanes[n].next)
-			JqLanes[n].in_use = false;
-		role->in_use = false;
+		if (role->in_use && role->dboid == dboid)
+			forget_role(role);
 	}
 	jq_journal_forget_database(dboid);
 	database->full_look = false;

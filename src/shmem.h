@@ -296,6 +296,7 @@ extern void jq_shmem_init(void);
 extern JqDatabase *jq_find_database(Oid dboid, bool create);
 extern JqRole *jq_find_role(Oid dboid, Oid roleid, bool create);
 extern void jq_forget_database(JqDatabase *database);
+extern void jq_forget_role(JqRole *role);
 extern void jq_reconsider_database(JqDatabase *database);
 extern bool jq_role_has_worker(const JqRole *role);
 

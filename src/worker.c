@@ -488,8 +488,9 @@ run_next_job(void)
 	start_transaction();
 	MemoryContextSwitchTo(job_cxt);
 
-	/* the extension was dropped under us: leave, quietly */
-	if (jq_catalog_if_any() == NULL)
+	/* the extension or the role was dropped under us: leave, quietly */
+	if (jq_catalog_if_any() == NULL ||
+		!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(MyJqSlot->roleid)))
 		proc_exit(0);
 
 	pauses_seen = jq_load_pauses();

@@ -203,4 +203,25 @@ $node->safe_psql('one', 'REVOKE CONNECT ON DATABASE one FROM locked_out');
 
 no_crash($node);
 $node->stop;
+
+# ---------------------------------------------------------------------
+# An idle worker gives its place to another role that has more work
+# ---------------------------------------------------------------------
+
+$node = jq_server('idle', 'jq.workers = 2');
+jq_database($node, 'd');
+$node->safe_psql('d', q{
+	CREATE ROLE a LOGIN; CREATE ROLE b LOGIN;
+	SELECT jq.grant('a', 'dispatch'), jq.grant('b', 'dispatch');
+	SET ROLE a; SELECT jq.dispatch('note')});
+wait_until($node, 'd', "SELECT count(*) >= 1 FROM jq.workers WHERE role = 'a' AND state = 'idle'");
+$node->safe_psql('d', q{SET ROLE b; SELECT jq.dispatch('slow', '{"seconds": 30}')});
+wait_for_running($node, 'd', 1);
+$node->safe_psql('d', q{SET ROLE b; SELECT jq.dispatch('note')});
+{
+	local $ENV{JQ_TEST_TIMEOUT} = 15;
+	wait_until($node, 'd', "SELECT count(*) = 1 FROM done WHERE role = 'b' AND payload = '{}'", 'an idle worker of another role gives up its place');
+}
+no_crash($node);
+$node->stop('immediate');
 done_testing();

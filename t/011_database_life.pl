@@ -125,6 +125,18 @@ foreach my $strategy ('wal_log', 'file_copy')
 	};
 }
 
+row 'CREATE DATABASE TEMPLATE, refused' => sub {
+	my ($runs) = scene('a');
+	my $pid = $node->safe_psql('a', "SELECT pid FROM jq.running WHERE id = $runs");
+
+	$node->safe_psql('postgres', 'ALTER ROLE r CREATEDB');
+	like(command('postgres', "SET ROLE r;\nCREATE DATABASE copy TEMPLATE a"), qr/permission denied to copy database "a"/, 'who may not copy it');
+	is($node->safe_psql('a', "SELECT pid FROM jq.running WHERE id = $runs"), $pid, 'interrupts no job');
+	$node->safe_psql('postgres', 'ALTER ROLE r NOCREATEDB');
+	all_run('a', 'as before');
+	drop('a');
+};
+
 row 'ALTER DATABASE RENAME' => sub {
 	my ($runs) = scene('a');
 
@@ -210,6 +222,13 @@ row 'DROP EXTENSION' => sub {
 	drop('a');
 };
 
+row 'DROP SCHEMA' => sub {
+	scene('a');
+	is(command('a', 'DROP SCHEMA jq CASCADE'), '', 'succeeds');
+	wait_until($node, 'postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = 'a'", 'all leave');
+	drop('a');
+};
+
 row 'DROP EXTENSION, rolled back' => sub {
 	my ($runs) = scene('a');
 
@@ -254,6 +273,26 @@ row 'DROP ROLE' => sub {
 	$node->safe_psql('a', 'CREATE ROLE leaves; SELECT jq.restart_workers()');
 	wait_until($node, 'a', 'SELECT count(*) = 0 FROM jq.jobs', 'they run when a role of that name is there again');
 	is($node->safe_psql('a', 'SELECT count(*), max(role), max(attempt) FROM done'), '3|leaves|1', 'as that role');
+	drop('a');
+	$node->safe_psql('postgres', 'DROP ROLE leaves');
+};
+
+row 'DROP ROLE with an idle worker' => sub {
+	jq_database($node, 'a');
+	$node->safe_psql('postgres', 'CREATE ROLE leaves LOGIN');
+	$node->safe_psql('a', "SELECT jq.grant('leaves', 'administer'), jq.grant('leaves', 'dispatch'); SET ROLE leaves; SELECT jq.dispatch('note'), jq.dispatch('note', delay => '2 s'), jq.dispatch('note', delay => '2.1 s')");
+	wait_until($node, 'a', "SELECT count(*) >= 1 FROM jq.workers WHERE role = 'leaves' AND state = 'idle'");
+	my $offset = log_size($node);
+	is(command('a', 'DROP OWNED BY leaves; DROP ROLE leaves'), '', 'succeeds');
+	usleep(3_000_000);
+	is($node->safe_psql('a', 'SELECT count(*), max(attempts), (SELECT count(*) FROM jq.workers) FROM jq.jobs'), '2|0|0', 'its worker leaves, its jobs wait');
+	is(log_count($node, qr/invalid role OID|role ""/, $offset), 0, 'without a stumble');
+	$node->safe_psql('a', "CREATE ROLE leaves; SELECT jq.grant('leaves', 'dispatch'); SELECT jq.restart_workers()");
+	wait_until($node, 'a', 'SELECT count(*) = 0 FROM jq.jobs', 'they run when a role of that name is there again');
+	is($node->safe_psql('a', 'SELECT note IS NULL FROM jq.status'), 't', 'and nothing is said of the former one');
+	my ($status, $stdout, $stderr) = $node->psql('a', 'SET ROLE leaves; SELECT jq.pause()');
+	like($stderr, qr/permission denied for extension "jq"/, 'whose rights the new one has not got');
+	$node->safe_psql('a', "SELECT jq.revoke('leaves', 'dispatch')");
 	drop('a');
 	$node->safe_psql('postgres', 'DROP ROLE leaves');
 };

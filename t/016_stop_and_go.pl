@@ -205,6 +205,20 @@ is($node->safe_psql('d', "SELECT count(*) FROM jq.workers"), '1', 'and the sched
 $node->safe_psql('postgres', 'ALTER DATABASE d RESET jq.workers');
 $node->safe_psql('d', 'ALTER ROLE CURRENT_USER RESET work_mem; TRUNCATE done; SELECT jq.restart_workers()');
 
+# again and again: no start is taken for a failure of another one
+my $slowest = 0;
+foreach (1 .. 6)
+{
+	wait_until($node, 'd', 'SELECT scheduler_pid IS NOT NULL FROM jq.status');
+	my $old = $node->safe_psql('d', 'SELECT scheduler_pid FROM jq.status');
+	my $begin = time();
+
+	$node->safe_psql('d', 'SELECT jq.restart_workers()');
+	wait_until($node, 'd', "SELECT scheduler_pid <> $old FROM jq.status");
+	$slowest = time() - $begin if time() - $begin > $slowest;
+}
+cmp_ok($slowest, '<', 1.8, 'a scheduler is replaced at once');
+
 # ---------------------------------------------------------------------
 # SIGHUP
 # ---------------------------------------------------------------------
