@@ -173,9 +173,10 @@ state_of_job(int64 id, bool *ended)
 	jq_enter_owner(&section);
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");
-	if (SPI_execute_with_args("SELECT CASE WHEN r.id IS NOT NULL THEN 'running' ELSE 'waiting' END, j.role"
-							  " FROM jq.jobs AS j LEFT JOIN jq.running AS r USING (id)"
-							  " WHERE j.id = $1"
+	if (SPI_execute_with_args("SELECT CASE WHEN EXISTS (SELECT FROM jq.worker_slots() AS s WHERE s.job_id = j.id)"
+							  " OR jq.lease_holds(j.lease_until, j.holder_pid, j.holder_started)"
+							  " THEN 'running' ELSE 'waiting' END, j.role"
+							  " FROM jq.jobs AS j WHERE j.id = $1"
 							  " UNION ALL"
 							  " SELECT CASE WHEN f.sqlstate = 'JQ004' THEN 'cancelled' ELSE 'failed' END, f.role"
 							  " FROM jq.failed_jobs AS f WHERE f.id = $1"
