@@ -854,8 +854,8 @@ share_workers(void)
 		else if (jq_workers > 0)
 		{
 			/* who has a worker already gets no place that others need */
-			if (make_room(now, demand->workers == 0, false))
-				wake_at = Min(wake_at, now + MIN_TENURE_US);
+			(void) make_room(now, demand->workers == 0, false);
+			wake_at = Min(wake_at, now + MIN_TENURE_US);
 		}
 	}
 	if (slots_retry_at > now)

@@ -39,6 +39,7 @@ foreach my $how ('KILL', 'TERM', 'KILL')
 {
 	dispatch($chains / 4);
 	usleep(100_000);
+	wait_until($node, 'd', 'SELECT count(*) > 0 FROM jq.running');
 	my ($pid) = jq_pids($node, 'worker');
 	my $offset = log_size($node);
 
