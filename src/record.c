@@ -534,7 +534,7 @@ follow_up(const JqJob *job, Oid roleid, const JqHandler *handler,
 		  const JqFailure *failure, int32 attempts)
 {
 	bool		has_on_failed = handler && handler->on_failed[0] != '\0' &&
-		job->failure == (Datum) 0;
+	job->failure == (Datum) 0;
 	JqJob		follow;
 
 	if (has_on_failed)

@@ -357,7 +357,7 @@ publish(const DueEntry *entry, JqDatabase *database, TimestampTz now)
 
 	if (role)
 	{
-		if (entry->role[0] != '\0')	/* it may have been dropped meanwhile */
+		if (entry->role[0] != '\0') /* it may have been dropped meanwhile */
 			strlcpy(role->name, entry->role, sizeof(role->name));
 		lane = jq_lane_find(role, entry->lane.queue, entry->lane.priority, true);
 	}
