@@ -48,7 +48,7 @@ foreach my $how ('KILL', 'TERM', 'KILL')
 	$node->poll_query_until('d', 'SELECT true');
 }
 dispatch($chains / 4);
-$node->restart('fast');
+$node->restart;
 wait_for_empty($node, 'd', 'all chains end');
 is($node->safe_psql('d', 'SELECT count(*), count(DISTINCT job), count(DISTINCT chain) FROM linked'),
 	5 * $chains . '|' . 5 * $chains . "|$chains", 'each link had its effect once');
