@@ -323,6 +323,11 @@ process_utility(PlannedStmt *pstmt, const char *queryString,
 	{
 		Oid			dboid = database_to_hold(parsetree);
 
+		/* it would interrupt itself, uncharged, and run again without end */
+		if (dboid == MyDatabaseId && MyJqAttempt && MyJqAttempt->begun)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("a job cannot run a command that makes jq leave its own database")));
 		if (OidIsValid(dboid))
 			hold_database(dboid);
 		if (of_databases)

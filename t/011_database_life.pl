@@ -238,6 +238,20 @@ row 'DROP EXTENSION, rolled back' => sub {
 	drop('a');
 };
 
+row 'by a job of its own' => sub {
+	jq_database($node, 'a');
+	$node->safe_psql('a', q{
+		CREATE FUNCTION runs(payload jsonb) RETURNS void LANGUAGE plpgsql AS 'BEGIN EXECUTE payload #>> ''{}''; END';
+		SELECT jq.register('runs(jsonb)', max_attempts => 1);
+		SELECT jq.dispatch('runs', to_jsonb(c)) FROM unnest(ARRAY['ALTER DATABASE a ALLOW_CONNECTIONS false',
+			'DROP EXTENSION jq CASCADE', 'ALTER EXTENSION jq UPDATE', 'DROP SCHEMA jq CASCADE']) AS c;
+		SELECT jq.dispatch('note')});
+	wait_until($node, 'a', 'SELECT count(*) = 0 FROM jq.jobs', 'all jobs end');
+	is($node->safe_psql('a', 'SELECT count(*), min(attempts), min(sqlstate), max(sqlstate), (SELECT count(*) FROM done) FROM jq.failed_jobs'),
+		'4|1|55006|55006|1', 'it fails, and holds up nobody');
+	drop('a');
+};
+
 # ---------------------------------------------------------------------
 # Roles
 # ---------------------------------------------------------------------
