@@ -22,11 +22,22 @@ my $traces = q{
 	SELECT string_agg(concat_ws(' ', pid, state, state_change, query), E'\n' ORDER BY pid)
 	FROM pg_stat_activity WHERE backend_type LIKE 'jq %'};
 
+# The scheduler looks once more a second after it saw work that all workers
+# were too busy for; that look is waited for, too.
 sub rest
 {
+	my ($before, $after);
+
 	wait_for_empty($node, 'd');
 	wait_until($node, 'd', 'SELECT idle = 1 AND workers = 1 FROM jq.status');
-	return $node->safe_psql('d', $traces);
+	for my $try (1 .. 5)
+	{
+		$before = $node->safe_psql('d', $traces);
+		usleep(1_300_000);
+		$after = $node->safe_psql('d', $traces);
+		last if $after eq $before;
+	}
+	return $after;
 }
 
 $node->safe_psql('d', "SELECT jq.dispatch('note')");
