@@ -52,7 +52,12 @@ CREATE TYPE jq.job_spec AS (
 	delay interval,
 	run_at timestamptz,
 	max_attempts integer,
+	unique_key text,
+	unique_for interval,
+	unique_until text,
+	on_conflict text,
 	meta jsonb,
+	group_key text,
 	chain jsonb
 );
 
@@ -64,7 +69,12 @@ COMMENT ON COLUMN jq.job_spec.priority IS 'smaller runs first; NULL: as register
 COMMENT ON COLUMN jq.job_spec.delay IS 'due this long after dispatch; excludes run_at';
 COMMENT ON COLUMN jq.job_spec.run_at IS 'due at this time, at once if it has passed; excludes delay';
 COMMENT ON COLUMN jq.job_spec.max_attempts IS 'attempts before the job fails for good; NULL: as registered';
+COMMENT ON COLUMN jq.job_spec.unique_key IS 'no second job of the handler with this key; NULL: as registered';
+COMMENT ON COLUMN jq.job_spec.unique_for IS 'how long the key is claimed, from when the job is due; NULL: as registered';
+COMMENT ON COLUMN jq.job_spec.unique_until IS 'done, start or expiry: what ends the claim; NULL: as registered';
+COMMENT ON COLUMN jq.job_spec.on_conflict IS 'keep, replace, debounce or error: what becomes of a second job; NULL: as registered';
 COMMENT ON COLUMN jq.job_spec.meta IS 'what the dispatcher wants to say about the job; shown to the handler, not used by jq';
+COMMENT ON COLUMN jq.job_spec.group_key IS 'jobs of a group run one after the other, in the order of their ids; NULL: as registered';
 COMMENT ON COLUMN jq.job_spec.chain IS 'jobs that follow, as jq.chain() builds it; NULL: none';
 
 CREATE TYPE jq.context AS (
@@ -74,6 +84,7 @@ CREATE TYPE jq.context AS (
 	attempt integer,
 	max_attempts integer,
 	chain_id bigint,
+	batch_id bigint,
 	dispatched_at timestamptz,
 	dispatched_by text,
 	deadline timestamptz,
@@ -89,6 +100,7 @@ COMMENT ON COLUMN jq.context.queue IS 'queue the job waited in';
 COMMENT ON COLUMN jq.context.attempt IS 'number of this attempt, from 1';
 COMMENT ON COLUMN jq.context.max_attempts IS 'attempts before the job fails for good';
 COMMENT ON COLUMN jq.context.chain_id IS 'chain that the job is a link of: the id of its first job; NULL: none';
+COMMENT ON COLUMN jq.context.batch_id IS 'batch that the job is in, or that it is a callback of; NULL: none';
 COMMENT ON COLUMN jq.context.dispatched_at IS 'time of the dispatch';
 COMMENT ON COLUMN jq.context.dispatched_by IS 'role that dispatched the job, and that it runs as';
 COMMENT ON COLUMN jq.context.deadline IS 'no further attempt is made after this time (retry_for); NULL: max_attempts counts';
@@ -124,6 +136,12 @@ CREATE TABLE jq.jobs (
 	chain_id bigint,
 	chain jsonb,
 	previous jsonb,
+	batch_id bigint,
+	callback_of bigint,
+	unique_key text COLLATE "C",
+	unique_for interval,
+	unique_until text COLLATE "C",
+	group_key text COLLATE "C",
 	token bigint,
 	reserved_at timestamptz,
 	lease_until timestamptz,
@@ -152,10 +170,13 @@ ALTER TABLE jq.jobs SET (
 
 CREATE INDEX jobs_due ON jq.jobs (origin, role, queue, priority, available_at, id);
 
+-- The library leaves jobs without a batch out of it by itself (src/insert.c).
+CREATE INDEX jobs_batch ON jq.jobs (batch_id) WHERE batch_id IS NOT NULL;
+
 COMMENT ON TABLE jq.jobs IS 'jobs that wait or run; a row leaves when its job is done or has failed for good';
 COMMENT ON COLUMN jq.jobs.id IS 'the job''s id, for life: kept through failure and retry';
 COMMENT ON COLUMN jq.jobs.stamp IS 'random mark of this dispatch; with the id it names a job beyond doubt, also after a restore';
-COMMENT ON COLUMN jq.jobs.available_at IS 'not to be started before this time';
+COMMENT ON COLUMN jq.jobs.available_at IS 'not to be started before this time; infinity: waits in jq.held for a limit or for its group';
 COMMENT ON COLUMN jq.jobs.created_at IS 'time of the dispatch';
 COMMENT ON COLUMN jq.jobs.origin IS 'database the job was dispatched in, as pg_database.oid; another value (0: written by a restore, by replication or by hand) holds the job until jq.adopt()';
 COMMENT ON COLUMN jq.jobs.priority IS 'smaller runs first';
@@ -172,6 +193,12 @@ COMMENT ON COLUMN jq.jobs.failure IS 'failure of another job that this one was d
 COMMENT ON COLUMN jq.jobs.chain_id IS 'chain that the job is a link of: the id of its first job';
 COMMENT ON COLUMN jq.jobs.chain IS 'the links that follow, and the job that follows a failure';
 COMMENT ON COLUMN jq.jobs.previous IS 'result of the link before this one';
+COMMENT ON COLUMN jq.jobs.batch_id IS 'batch that the job is in';
+COMMENT ON COLUMN jq.jobs.callback_of IS 'batch that the job is a callback of';
+COMMENT ON COLUMN jq.jobs.unique_key IS 'key that the job has, or had, a claim on; NULL: it is not unique';
+COMMENT ON COLUMN jq.jobs.unique_for IS 'how long the claim lasts; NULL: no limit';
+COMMENT ON COLUMN jq.jobs.unique_until IS 'done, start or expiry: what ends the claim';
+COMMENT ON COLUMN jq.jobs.group_key IS 'group that the job is in; NULL: none';
 COMMENT ON COLUMN jq.jobs.token IS 'proof of the lease under which the job is held; NULL: not leased';
 COMMENT ON COLUMN jq.jobs.reserved_at IS 'start of the lease';
 COMMENT ON COLUMN jq.jobs.lease_until IS 'end of the lease; the job is free again after it';
@@ -200,10 +227,18 @@ CREATE TABLE jq.failed_jobs (
 	chain_id bigint,
 	chain jsonb,
 	previous jsonb,
+	batch_id bigint,
+	callback_of bigint,
+	unique_key text COLLATE "C",
+	unique_for interval,
+	unique_until text COLLATE "C",
+	group_key text COLLATE "C",
+	superseded_by bigint,
 	CONSTRAINT failed_jobs_pkey PRIMARY KEY (id)
 );
 
 CREATE INDEX failed_jobs_failed_at ON jq.failed_jobs (failed_at);
+CREATE INDEX failed_jobs_batch ON jq.failed_jobs (batch_id);
 
 COMMENT ON TABLE jq.failed_jobs IS 'jobs that failed for good; jq.retry() puts one back, jq.forget() and jq.flush() remove them';
 COMMENT ON COLUMN jq.failed_jobs.id IS 'the id the job has had since its dispatch';
@@ -227,6 +262,13 @@ COMMENT ON COLUMN jq.failed_jobs.failure IS 'failure of another job that this on
 COMMENT ON COLUMN jq.failed_jobs.chain_id IS 'chain that the job is a link of: the id of its first job';
 COMMENT ON COLUMN jq.failed_jobs.chain IS 'the links that would have followed; they do if the job is retried and done';
 COMMENT ON COLUMN jq.failed_jobs.previous IS 'result of the link before this one';
+COMMENT ON COLUMN jq.failed_jobs.batch_id IS 'batch that the job is in';
+COMMENT ON COLUMN jq.failed_jobs.callback_of IS 'batch that the job is a callback of';
+COMMENT ON COLUMN jq.failed_jobs.unique_key IS 'key that the job had a claim on; a retry takes it again';
+COMMENT ON COLUMN jq.failed_jobs.unique_for IS 'how long the claim lasts; NULL: no limit';
+COMMENT ON COLUMN jq.failed_jobs.unique_until IS 'done, start or expiry: what ends the claim';
+COMMENT ON COLUMN jq.failed_jobs.group_key IS 'group that the job is in';
+COMMENT ON COLUMN jq.failed_jobs.superseded_by IS 'newer job that held the key when a retry was tried, which therefore was not made; NULL: none';
 
 CREATE TABLE jq.handlers (
 	name text COLLATE "C" NOT NULL,
@@ -243,6 +285,22 @@ CREATE TABLE jq.handlers (
 	permanent_errors text[],
 	on_failed text COLLATE "C",
 	keep_result interval,
+	unique_key text,
+	unique_for interval,
+	unique_until text,
+	on_conflict text,
+	debounce_max interval,
+	overlap_key text,
+	overlap_wait interval,
+	max_running integer,
+	running_key text,
+	rate_key text,
+	rate_max integer,
+	rate_per interval,
+	rate_burst integer,
+	limit_scope text COLLATE "C",
+	group_key text,
+	middleware text[],
 	registered_by text COLLATE "C" NOT NULL,
 	registered_at timestamptz NOT NULL,
 	CONSTRAINT handlers_pkey PRIMARY KEY (name),
@@ -264,6 +322,22 @@ COMMENT ON COLUMN jq.handlers.max_exceptions IS 'errors after which a job fails 
 COMMENT ON COLUMN jq.handlers.permanent_errors IS 'SQLSTATEs, or their two-letter classes, after which a job fails for good at once';
 COMMENT ON COLUMN jq.handlers.on_failed IS 'handler of the job that is dispatched when one fails for good; NULL: none';
 COMMENT ON COLUMN jq.handlers.keep_result IS 'how long results are kept for jq.result(); NULL: not at all';
+COMMENT ON COLUMN jq.handlers.unique_key IS 'jsonpath or function that gives the key no two jobs may have; NULL: one job of the handler if it is unique at all';
+COMMENT ON COLUMN jq.handlers.unique_for IS 'how long a key is claimed, from when the job is due; NULL: no limit';
+COMMENT ON COLUMN jq.handlers.unique_until IS 'done, start or expiry: what ends the claim; NULL: done';
+COMMENT ON COLUMN jq.handlers.on_conflict IS 'keep, replace, debounce or error: what becomes of a second job; NULL: keep';
+COMMENT ON COLUMN jq.handlers.debounce_max IS 'how long debounced dispatches can put a job off altogether; NULL: no limit';
+COMMENT ON COLUMN jq.handlers.overlap_key IS 'jsonpath or function: no two jobs with the same key run at a time';
+COMMENT ON COLUMN jq.handlers.overlap_wait IS 'put off for so long if the key is taken; NULL: until it is free';
+COMMENT ON COLUMN jq.handlers.max_running IS 'so many jobs with the same key run at a time; NULL: no limit';
+COMMENT ON COLUMN jq.handlers.running_key IS 'jsonpath or function for that; NULL: all jobs of the handler have the same';
+COMMENT ON COLUMN jq.handlers.rate_key IS 'jsonpath or function for rate_max; NULL: all jobs of the handler have the same';
+COMMENT ON COLUMN jq.handlers.rate_max IS 'so many jobs with the same key are started in rate_per; NULL: no limit';
+COMMENT ON COLUMN jq.handlers.rate_per IS 'period that rate_max is for';
+COMMENT ON COLUMN jq.handlers.rate_burst IS 'size of the token bucket; NULL: rate_max in each fixed window of rate_per';
+COMMENT ON COLUMN jq.handlers.limit_scope IS 'handlers with the same scope share the limits of equal keys; NULL: the handler''s own';
+COMMENT ON COLUMN jq.handlers.group_key IS 'jsonpath or function: jobs of a group run one after the other, in the order of their ids';
+COMMENT ON COLUMN jq.handlers.middleware IS 'functions (jsonb, jq.context) that are asked in order before each attempt and may put it off, as schema-qualified signatures';
 COMMENT ON COLUMN jq.handlers.registered_by IS 'role that registered the handler';
 COMMENT ON COLUMN jq.handlers.registered_at IS 'time of the registration';
 
@@ -366,6 +440,199 @@ COMMENT ON COLUMN jq.attempts.sqlstate IS 'SQLSTATE of its error';
 COMMENT ON COLUMN jq.attempts.error IS 'message of its error, or reason of its release or skip';
 COMMENT ON COLUMN jq.attempts.log IS 'what it wrote with jq.log(), its end if that is long';
 
+CREATE TABLE jq.claims (
+	name text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	job_id bigint NOT NULL,
+	outlives boolean NOT NULL,
+	claimed_at timestamptz NOT NULL,
+	expires_at timestamptz,
+	CONSTRAINT claims_pkey PRIMARY KEY (name, key),
+	CONSTRAINT claims_outlives_check CHECK (NOT outlives OR expires_at IS NOT NULL)
+);
+
+CREATE INDEX claims_job_id ON jq.claims (job_id);
+CREATE INDEX claims_expires_at ON jq.claims (expires_at);
+
+COMMENT ON TABLE jq.claims IS 'keys of unique jobs';
+COMMENT ON COLUMN jq.claims.name IS 'handler of the job';
+COMMENT ON COLUMN jq.claims.key IS 'the key, or if that is longer than 255 bytes its SHA-256';
+COMMENT ON COLUMN jq.claims.job_id IS 'job that holds the key; if it is there no more, the claim is void, unless it outlives the job';
+COMMENT ON COLUMN jq.claims.outlives IS 'whether the claim lasts until expires_at whatever becomes of the job';
+COMMENT ON COLUMN jq.claims.claimed_at IS 'time of the first dispatch; debounce_max counts from it';
+COMMENT ON COLUMN jq.claims.expires_at IS 'a job that is due from then on may take the key over; NULL: never';
+
+CREATE SEQUENCE jq.batches_id_seq AS bigint;
+
+CREATE TABLE jq.batches (
+	id bigint NOT NULL,
+	name text,
+	role text COLLATE "C" NOT NULL,
+	total bigint NOT NULL DEFAULT 0,
+	allow_failures boolean NOT NULL,
+	then_job jsonb,
+	catch_job jsonb,
+	finally_job jsonb,
+	created_at timestamptz NOT NULL,
+	closed_at timestamptz,
+	cancelled_at timestamptz,
+	cancelled_by text COLLATE "C",
+	caught_at timestamptz,
+	done_at timestamptz,
+	ended_at timestamptz,
+	finished_at timestamptz,
+	CONSTRAINT batches_pkey PRIMARY KEY (id)
+);
+
+CREATE INDEX batches_finished_at ON jq.batches (finished_at);
+
+COMMENT ON TABLE jq.batches IS 'batches of jobs; jq.batch_status shows how far they are';
+COMMENT ON COLUMN jq.batches.id IS 'the batch''s id';
+COMMENT ON COLUMN jq.batches.name IS 'name that its creator gave it';
+COMMENT ON COLUMN jq.batches.role IS 'name of the role that created it, and that its callbacks run as';
+COMMENT ON COLUMN jq.batches.total IS 'jobs that it was created with; others are in jq.batch_counts';
+COMMENT ON COLUMN jq.batches.allow_failures IS 'whether it goes on when a job fails; else the first failure cancels it';
+COMMENT ON COLUMN jq.batches.then_job IS 'job that is queued when all jobs are done and none failed';
+COMMENT ON COLUMN jq.batches.catch_job IS 'job that is queued when the first one fails';
+COMMENT ON COLUMN jq.batches.finally_job IS 'job that is queued when no job is left';
+COMMENT ON COLUMN jq.batches.created_at IS 'time of its creation';
+COMMENT ON COLUMN jq.batches.closed_at IS 'when it became able to finish; NULL: jq.close_batch() has still to be called';
+COMMENT ON COLUMN jq.batches.cancelled_at IS 'when it was cancelled';
+COMMENT ON COLUMN jq.batches.cancelled_by IS 'role that called jq.cancel_batch(); NULL: a failure cancelled it';
+COMMENT ON COLUMN jq.batches.caught_at IS 'when catch_job was queued, or would have been';
+COMMENT ON COLUMN jq.batches.done_at IS 'when then_job was queued, or would have been';
+COMMENT ON COLUMN jq.batches.ended_at IS 'when finally_job was queued, or would have been';
+COMMENT ON COLUMN jq.batches.finished_at IS 'when no job was left; NULL again after a retry';
+
+-- Each process adds up in a row of its own, which it updates in place.
+CREATE TABLE jq.batch_counts (
+	batch_id bigint NOT NULL,
+	id bigint NOT NULL,
+	total bigint NOT NULL,
+	ended bigint NOT NULL,
+	failed bigint NOT NULL,
+	cancelled bigint NOT NULL
+) WITH (
+	fillfactor = 20,
+	autovacuum_vacuum_scale_factor = 0,
+	autovacuum_vacuum_threshold = 10000,
+	autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX batch_counts_batch ON jq.batch_counts (batch_id);
+
+COMMENT ON TABLE jq.batch_counts IS 'numbers of batches'' jobs, to be summed up; a row for each process that has run some';
+COMMENT ON COLUMN jq.batch_counts.batch_id IS 'the batch';
+COMMENT ON COLUMN jq.batch_counts.id IS 'random mark of the row';
+COMMENT ON COLUMN jq.batch_counts.total IS 'jobs that were added';
+COMMENT ON COLUMN jq.batch_counts.ended IS 'jobs that ended in any way, with those of their chains that will not follow';
+COMMENT ON COLUMN jq.batch_counts.failed IS 'jobs that failed for good and were not retried';
+COMMENT ON COLUMN jq.batch_counts.cancelled IS 'jobs that were not run since the batch was cancelled';
+
+CREATE TABLE jq.queues (
+	queue text COLLATE "C" NOT NULL,
+	max_running integer,
+	note text,
+	CONSTRAINT queues_pkey PRIMARY KEY (queue),
+	CONSTRAINT queues_max_running_check CHECK (max_running BETWEEN 0 AND 10000)
+);
+
+COMMENT ON TABLE jq.queues IS 'what jq.set_queue() said of queues; others need no row';
+COMMENT ON COLUMN jq.queues.queue IS 'name of the queue';
+COMMENT ON COLUMN jq.queues.max_running IS 'so many of its jobs run at a time; NULL: no limit';
+COMMENT ON COLUMN jq.queues.note IS 'a remark';
+
+CREATE TABLE jq.limit_settings (
+	scope text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	max_running integer,
+	rate_max integer,
+	rate_per interval,
+	rate_burst integer,
+	note text,
+	CONSTRAINT limit_settings_pkey PRIMARY KEY (scope, key)
+);
+
+COMMENT ON TABLE jq.limit_settings IS 'limits of single keys, as jq.set_limit() left them';
+COMMENT ON COLUMN jq.limit_settings.scope IS 'limit_scope of handlers, or the name of one';
+COMMENT ON COLUMN jq.limit_settings.key IS 'the key, or if that is longer than 255 bytes its SHA-256';
+COMMENT ON COLUMN jq.limit_settings.max_running IS 'in place of the handler''s; NULL: the handler''s';
+COMMENT ON COLUMN jq.limit_settings.rate_max IS 'in place of the handler''s; NULL: the handler''s';
+COMMENT ON COLUMN jq.limit_settings.rate_per IS 'in place of the handler''s; NULL: the handler''s';
+COMMENT ON COLUMN jq.limit_settings.rate_burst IS 'in place of the handler''s; NULL: the handler''s';
+COMMENT ON COLUMN jq.limit_settings.note IS 'a remark';
+
+CREATE TABLE jq.rates (
+	scope text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	since timestamptz NOT NULL,
+	used double precision NOT NULL,
+	CONSTRAINT rates_pkey PRIMARY KEY (scope, key)
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE jq.rates IS 'how far rate limits are used up';
+COMMENT ON COLUMN jq.rates.scope IS 'limit_scope of handlers, or the name of one';
+COMMENT ON COLUMN jq.rates.key IS 'the key, or if that is longer than 255 bytes its SHA-256';
+COMMENT ON COLUMN jq.rates.since IS 'start of the fixed window, or when the token bucket was looked at last';
+COMMENT ON COLUMN jq.rates.used IS 'starts in the window, or tokens missing in the bucket at that time';
+
+CREATE TABLE jq.holders (
+	kind text COLLATE "C" NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	place integer NOT NULL,
+	job_id bigint NOT NULL,
+	token bigint NOT NULL,
+	CONSTRAINT holders_pkey PRIMARY KEY (kind, scope, key, place)
+);
+
+CREATE INDEX holders_job_id ON jq.holders (job_id);
+
+COMMENT ON TABLE jq.holders IS 'places behind running limits that are held by jobs under a lease; workers hold theirs by locks';
+COMMENT ON COLUMN jq.holders.kind IS 'overlap, running, queue or group';
+COMMENT ON COLUMN jq.holders.scope IS 'limit_scope of handlers, or the name of one; a queue; empty for groups';
+COMMENT ON COLUMN jq.holders.key IS 'the key';
+COMMENT ON COLUMN jq.holders.place IS 'which of the places, from 0';
+COMMENT ON COLUMN jq.holders.job_id IS 'job that holds it';
+COMMENT ON COLUMN jq.holders.token IS 'its lease; the place is free when that is over';
+
+CREATE TABLE jq.held (
+	kind text COLLATE "C" NOT NULL,
+	scope text COLLATE "C" NOT NULL,
+	key text COLLATE "C" NOT NULL,
+	priority integer NOT NULL,
+	job_id bigint NOT NULL,
+	due_at timestamptz NOT NULL,
+	places integer NOT NULL,
+	every interval,
+	wake_at timestamptz,
+	CONSTRAINT held_pkey PRIMARY KEY (kind, scope, key, priority, job_id)
+);
+
+CREATE INDEX held_wake_at ON jq.held (wake_at);
+CREATE INDEX held_job_id ON jq.held (job_id);
+
+COMMENT ON TABLE jq.held IS 'due jobs that wait for a limit, or for an earlier job of their group; available_at in jq.jobs is infinity meanwhile';
+COMMENT ON COLUMN jq.held.kind IS 'overlap, running, queue, rate or group: what the job waits for';
+COMMENT ON COLUMN jq.held.scope IS 'limit_scope of handlers, or the name of one; a queue; empty for groups';
+COMMENT ON COLUMN jq.held.key IS 'the key';
+COMMENT ON COLUMN jq.held.priority IS 'priority of the job; smaller goes first, then the lower id';
+COMMENT ON COLUMN jq.held.job_id IS 'the job';
+COMMENT ON COLUMN jq.held.due_at IS 'when it was due';
+COMMENT ON COLUMN jq.held.places IS 'how many may go on at a time';
+COMMENT ON COLUMN jq.held.every IS 'and for a rate limit, in what time';
+COMMENT ON COLUMN jq.held.wake_at IS 'when the rate limit lets some go on; set in one row of a key at least';
+
+CREATE TABLE jq.group_members (
+	key text COLLATE "C" NOT NULL,
+	job_id bigint NOT NULL,
+	CONSTRAINT group_members_pkey PRIMARY KEY (key, job_id)
+);
+
+COMMENT ON TABLE jq.group_members IS 'jobs of groups, in the order in which they run';
+COMMENT ON COLUMN jq.group_members.key IS 'the group';
+COMMENT ON COLUMN jq.group_members.job_id IS 'the job';
+
 CREATE TABLE jq.grants (
 	role text COLLATE "C" NOT NULL,
 	privilege text COLLATE "C" NOT NULL,
@@ -390,6 +657,16 @@ SELECT pg_extension_config_dump('jq.results', '');
 SELECT pg_extension_config_dump('jq.attempts', '');
 SELECT pg_extension_config_dump('jq.handlers', '');
 SELECT pg_extension_config_dump('jq.handler_aliases', '');
+SELECT pg_extension_config_dump('jq.claims', '');
+SELECT pg_extension_config_dump('jq.batches', '');
+SELECT pg_extension_config_dump('jq.batches_id_seq', '');
+SELECT pg_extension_config_dump('jq.batch_counts', '');
+SELECT pg_extension_config_dump('jq.queues', '');
+SELECT pg_extension_config_dump('jq.limit_settings', '');
+SELECT pg_extension_config_dump('jq.rates', '');
+SELECT pg_extension_config_dump('jq.holders', '');
+SELECT pg_extension_config_dump('jq.held', '');
+SELECT pg_extension_config_dump('jq.group_members', '');
 SELECT pg_extension_config_dump('jq.grants', '');
 
 /* ---------------------------------------------------------------------
@@ -430,6 +707,16 @@ CREATE TRIGGER configuration_written
 ALTER TABLE jq.pauses ENABLE ALWAYS TRIGGER configuration_written;
 
 CREATE TRIGGER configuration_written
+	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON jq.queues
+	FOR EACH STATEMENT EXECUTE FUNCTION jq.configuration_written();
+ALTER TABLE jq.queues ENABLE ALWAYS TRIGGER configuration_written;
+
+CREATE TRIGGER configuration_written
+	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON jq.limit_settings
+	FOR EACH STATEMENT EXECUTE FUNCTION jq.configuration_written();
+ALTER TABLE jq.limit_settings ENABLE ALWAYS TRIGGER configuration_written;
+
+CREATE TRIGGER configuration_written
 	AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON jq.grants
 	FOR EACH STATEMENT EXECUTE FUNCTION jq.configuration_written();
 ALTER TABLE jq.grants ENABLE ALWAYS TRIGGER configuration_written;
@@ -452,14 +739,31 @@ CREATE FUNCTION jq.register(
 	max_exceptions integer DEFAULT NULL,
 	permanent_errors text[] DEFAULT NULL,
 	on_failed text DEFAULT NULL,
-	keep_result interval DEFAULT NULL
+	keep_result interval DEFAULT NULL,
+	unique_key text DEFAULT NULL,
+	unique_for interval DEFAULT NULL,
+	unique_until text DEFAULT NULL,
+	on_conflict text DEFAULT NULL,
+	debounce_max interval DEFAULT NULL,
+	overlap_key text DEFAULT NULL,
+	overlap_wait interval DEFAULT NULL,
+	max_running integer DEFAULT NULL,
+	running_key text DEFAULT NULL,
+	rate_key text DEFAULT NULL,
+	rate_max integer DEFAULT NULL,
+	rate_per interval DEFAULT NULL,
+	rate_burst integer DEFAULT NULL,
+	limit_scope text DEFAULT NULL,
+	group_key text DEFAULT NULL,
+	middleware regprocedure[] DEFAULT NULL
 ) RETURNS text
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_register';
 
-COMMENT ON FUNCTION jq.register(regprocedure, text, text, integer, interval, interval[], integer, interval, interval, boolean, integer, text[], text, interval) IS
+COMMENT ON FUNCTION jq.register(regprocedure, text, text, integer, interval, interval[], integer, interval, interval, boolean, integer, text[], text, interval, text, interval, text, text, interval, text, interval, integer, text, text, integer, interval, integer, text, text, regprocedure[]) IS
 'adds a handler, or replaces its whole definition; returns its name.
-handler: function (jsonb) or (jsonb, jq.context); name: default is the function''s own name; queue, max_attempts, priority: for jobs dispatched without them; timeout: of one attempt, NULL is none; backoff: waits after the 1st, 2nd, ... failure, NULL is 10 s x attempt, a day at most. retry_for: repeat attempts for so long, whatever max_attempts says; expires: do not start a job so long after it was due first; fail_on_timeout: no attempt after one that took too long; max_exceptions: errors allowed; permanent_errors: SQLSTATEs, or their two-letter classes, that are not tried again; on_failed: handler of a job that is dispatched when one fails for good; keep_result: how long jq.result() knows results. Needs the right ''administer''.';
+handler: function (jsonb) or (jsonb, jq.context); name: default is the function''s own name; queue, max_attempts, priority: for jobs dispatched without them; timeout: of one attempt, NULL is none; backoff: waits after the 1st, 2nd, ... failure, NULL is 10 s x attempt, a day at most. retry_for: repeat attempts for so long, whatever max_attempts says; expires: do not start a job so long after it was due first; fail_on_timeout: no attempt after one that took too long; max_exceptions: errors allowed; permanent_errors: SQLSTATEs, or their two-letter classes, that are not tried again; on_failed: handler of a job that is dispatched when one fails for good; keep_result: how long jq.result() knows results.
+unique_key, unique_for, unique_until, on_conflict, debounce_max: no two jobs with the same key; overlap_key, overlap_wait: no two with the same key run at a time; max_running, running_key: so many with the same key run at a time; rate_max, rate_per, rate_burst, rate_key: so many with the same key are started in a time; limit_scope: handlers that share these limits; group_key: jobs of a group run one after the other; middleware: functions (jsonb, jq.context) that return an interval to put the attempt off, or NULL. A key is a jsonpath if it begins with $, else the name of an immutable function (jsonb) that returns text; jobs for which it gives NULL have no such limit. Needs the right ''administer''.';
 
 CREATE FUNCTION jq.unregister(name text, force boolean DEFAULT false) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -487,14 +791,44 @@ CREATE FUNCTION jq.dispatch(
 	delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL,
 	max_attempts integer DEFAULT NULL,
-	meta jsonb DEFAULT NULL
+	unique_key text DEFAULT NULL,
+	unique_for interval DEFAULT NULL,
+	unique_until text DEFAULT NULL,
+	on_conflict text DEFAULT NULL,
+	batch_id bigint DEFAULT NULL,
+	meta jsonb DEFAULT NULL,
+	group_key text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_dispatch';
 
-COMMENT ON FUNCTION jq.dispatch(text, jsonb, text, integer, interval, timestamptz, integer, jsonb) IS
-'queues a job that runs, as the current role, once this transaction has committed; returns its id.
-name: a registered handler; payload: its argument; queue, priority, max_attempts: NULL is as registered; delay or run_at: when it is due, a time in the past is now; meta: a remark for the handler''s context. Needs the right ''dispatch'' and EXECUTE on the handler.';
+COMMENT ON FUNCTION jq.dispatch(text, jsonb, text, integer, interval, timestamptz, integer, text, interval, text, text, bigint, jsonb, text) IS
+'queues a job that runs, as the current role, once this transaction has committed; returns its id, or if it is unique and its key is taken the id of the job that has the key.
+name: a registered handler; payload: its argument; queue, priority, max_attempts: NULL is as registered; delay or run_at: when it is due, a time in the past is now; unique_key: the key itself, unique_for, unique_until, on_conflict: NULL is as registered; batch_id: an open batch that it is to be in; meta: a remark for the handler''s context; group_key: the group itself, NULL is as registered. Needs the right ''dispatch'' and EXECUTE on the handler.';
+
+CREATE FUNCTION jq.dispatch_unique(
+	name text,
+	payload jsonb DEFAULT '{}',
+	queue text DEFAULT NULL,
+	priority integer DEFAULT NULL,
+	delay interval DEFAULT NULL,
+	run_at timestamptz DEFAULT NULL,
+	max_attempts integer DEFAULT NULL,
+	unique_key text DEFAULT NULL,
+	unique_for interval DEFAULT NULL,
+	unique_until text DEFAULT NULL,
+	on_conflict text DEFAULT NULL,
+	batch_id bigint DEFAULT NULL,
+	meta jsonb DEFAULT NULL,
+	group_key text DEFAULT NULL,
+	OUT id bigint,
+	OUT outcome text
+) RETURNS record
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_dispatch_unique';
+
+COMMENT ON FUNCTION jq.dispatch_unique(text, jsonb, text, integer, interval, timestamptz, integer, text, interval, text, text, bigint, jsonb, text) IS
+'does what jq.dispatch() does with the same arguments, and also tells what that was; outcome: created; kept, nothing was queued since the job of that id has the key; or replaced, that job is now what this call says';
 
 CREATE FUNCTION jq.job(
 	name text,
@@ -504,12 +838,17 @@ CREATE FUNCTION jq.job(
 	delay interval DEFAULT NULL,
 	run_at timestamptz DEFAULT NULL,
 	max_attempts integer DEFAULT NULL,
-	meta jsonb DEFAULT NULL
+	unique_key text DEFAULT NULL,
+	unique_for interval DEFAULT NULL,
+	unique_until text DEFAULT NULL,
+	on_conflict text DEFAULT NULL,
+	meta jsonb DEFAULT NULL,
+	group_key text DEFAULT NULL
 ) RETURNS jq.job_spec
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS 'SELECT ROW($1, $2, $3, $4, $5, $6, $7, $8, NULL)::jq.job_spec';
+AS 'SELECT ROW($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, NULL)::jq.job_spec';
 
-COMMENT ON FUNCTION jq.job(text, jsonb, text, integer, interval, timestamptz, integer, jsonb) IS
+COMMENT ON FUNCTION jq.job(text, jsonb, text, integer, interval, timestamptz, integer, text, interval, text, text, jsonb, text) IS
 'builds a job for jq.dispatch() from the same arguments, and queues nothing';
 
 CREATE FUNCTION jq.chain(
@@ -614,6 +953,97 @@ $$;
 
 COMMENT ON FUNCTION jq.dispatch_row() IS
 'row trigger that dispatches the changed row (the old one of a DELETE) as payload; arguments: the handler, then any of ''queue=...'', ''delay=...'', ''priority=...'', ''columns=a,b''';
+
+/* ---------------------------------------------------------------------
+ * Batches
+ * --------------------------------------------------------------------- */
+
+CREATE FUNCTION jq.dispatch_batch(
+	jobs jq.job_spec[],
+	name text DEFAULT NULL,
+	then_job jq.job_spec DEFAULT NULL,
+	catch_job jq.job_spec DEFAULT NULL,
+	finally_job jq.job_spec DEFAULT NULL,
+	allow_failures boolean DEFAULT false
+) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_dispatch_batch';
+
+COMMENT ON FUNCTION jq.dispatch_batch(jq.job_spec[], text, jq.job_spec, jq.job_spec, jq.job_spec, boolean) IS
+'queues jobs, all or none, as a batch, and returns its id. An element may be a chain, of which each link counts; without jobs the batch is finished at once.
+then_job is queued when all jobs are done and none failed; catch_job when the first one fails; finally_job when no job is left; each once at most, and may be a chain. Unless allow_failures, the first failure cancels the batch: what waits is not run.';
+
+CREATE FUNCTION jq.open_batch(
+	name text DEFAULT NULL,
+	then_job jq.job_spec DEFAULT NULL,
+	catch_job jq.job_spec DEFAULT NULL,
+	finally_job jq.job_spec DEFAULT NULL,
+	allow_failures boolean DEFAULT false
+) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_open_batch';
+
+COMMENT ON FUNCTION jq.open_batch(text, jq.job_spec, jq.job_spec, jq.job_spec, boolean) IS
+'creates a batch that jq.dispatch(batch_id => ...) adds to, in any number of transactions, until jq.close_batch(); returns its id. Its jobs may run meanwhile, but it does not finish. Other arguments as of jq.dispatch_batch().';
+
+CREATE FUNCTION jq.close_batch(batch_id bigint) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_close_batch';
+
+COMMENT ON FUNCTION jq.close_batch(bigint) IS
+'lets an open batch finish; false if it was closed already. Waits for transactions that are adding to it. Needs the rights of the role that opened it, or ''administer''.';
+
+CREATE FUNCTION jq.add_to_batch(batch_id bigint, jobs jq.job_spec[]) RETURNS bigint
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_add_to_batch';
+
+COMMENT ON FUNCTION jq.add_to_batch(bigint, jq.job_spec[]) IS
+'queues jobs, all or none, in a batch that has not finished; returns how many. Made for a job of the batch that finds more to do. Needs the rights of the role that created the batch, or ''administer''.';
+
+CREATE FUNCTION jq.cancel_batch(batch_id bigint) RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_cancel_batch';
+
+COMMENT ON FUNCTION jq.cancel_batch(bigint) IS
+'cancels a batch: jobs of it that wait are not run, those that run end as they do; then_job is not queued, finally_job is. False if it was cancelled already, or has finished. Needs the rights of the role that created it, or ''administer''.';
+
+CREATE FUNCTION jq.batch_cancelled() RETURNS boolean
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_batch_cancelled';
+
+COMMENT ON FUNCTION jq.batch_cancelled() IS
+'in a handler: whether the batch of the job that is being run has been cancelled by now; false if it is in none';
+
+/* ---------------------------------------------------------------------
+ * Limits
+ * --------------------------------------------------------------------- */
+
+CREATE FUNCTION jq.set_limit(
+	scope text,
+	key text,
+	max_running integer DEFAULT NULL,
+	rate_max integer DEFAULT NULL,
+	rate_per interval DEFAULT NULL,
+	rate_burst integer DEFAULT NULL,
+	note text DEFAULT NULL
+) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_set_limit';
+
+COMMENT ON FUNCTION jq.set_limit(text, text, integer, integer, interval, integer, text) IS
+'sets limits for one key in place of those that its handlers were registered with; NULL leaves theirs, and if all are NULL the key is as any other again.
+scope: limit_scope of the handlers, or the name of one; key: as running_key and rate_key give it. Needs the right ''administer''.';
+
+CREATE FUNCTION jq.set_queue(
+	queue text,
+	max_running integer DEFAULT NULL,
+	note text DEFAULT NULL
+) RETURNS void
+LANGUAGE C VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'jq_set_queue';
+
+COMMENT ON FUNCTION jq.set_queue(text, integer, text) IS
+'sets how many jobs of a queue run at a time, NULL is no limit, and a remark on it. Needs the right ''administer''.';
 
 /* ---------------------------------------------------------------------
  * Inside a handler
@@ -750,13 +1180,14 @@ delay: due after it, NULL is now; payload: instead of the job''s own. Needs the 
 CREATE FUNCTION jq.retry_all(
 	queue text DEFAULT NULL,
 	name text DEFAULT NULL,
+	batch_id bigint DEFAULT NULL,
 	failed_since timestamptz DEFAULT NULL,
 	sqlstate text DEFAULT NULL
 ) RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_retry_all';
 
-COMMENT ON FUNCTION jq.retry_all(text, text, timestamptz, text) IS
+COMMENT ON FUNCTION jq.retry_all(text, text, bigint, timestamptz, text) IS
 'puts failed jobs back as jq.retry() does, due now, and returns their number; each argument that is given narrows the choice. Without the right ''administer'' only jobs of roles whose rights the current one has.';
 
 CREATE FUNCTION jq.forget(id bigint) RETURNS boolean
@@ -992,6 +1423,62 @@ COMMENT ON COLUMN jq.queue_stats.held IS 'jobs that were not dispatched in this 
 COMMENT ON COLUMN jq.queue_stats.failed IS 'jobs that failed for good';
 COMMENT ON COLUMN jq.queue_stats.oldest_wait IS 'how long the oldest ready job has been due; NULL: none is ready';
 COMMENT ON COLUMN jq.queue_stats.paused IS 'whether the queue is paused by itself; jq.status tells if all are';
+
+-- A barrier, so that a condition of the user's own is not asked about rows
+-- that the user may not see, but an id still finds its batch alone.
+CREATE VIEW jq.batch_status WITH (security_barrier) AS
+	SELECT b.id, b.name, b.role,
+		b.total + c.total AS total,
+		b.total + c.total - c.ended AS pending,
+		c.failed,
+		c.cancelled,
+		CASE WHEN b.total + c.total = 0 THEN 100
+			ELSE (c.ended * 100 / (b.total + c.total))::integer
+		END AS progress,
+		CASE WHEN b.cancelled_at IS NOT NULL THEN 'cancelled'
+			WHEN b.finished_at IS NOT NULL THEN 'finished'
+			WHEN b.closed_at IS NULL THEN 'open'
+			ELSE 'running'
+		END AS state,
+		b.created_at,
+		b.finished_at
+	FROM jq.batches AS b
+	CROSS JOIN LATERAL (
+		SELECT coalesce(sum(n.total), 0)::bigint AS total,
+			coalesce(sum(n.ended), 0)::bigint AS ended,
+			coalesce(sum(n.failed), 0)::bigint AS failed,
+			coalesce(sum(n.cancelled), 0)::bigint AS cancelled
+		FROM jq.batch_counts AS n
+		WHERE n.batch_id = b.id
+	) AS c
+	WHERE jq.may_see(b.role);
+
+COMMENT ON VIEW jq.batch_status IS 'batches and how far they are';
+COMMENT ON COLUMN jq.batch_status.id IS 'the batch''s id';
+COMMENT ON COLUMN jq.batch_status.name IS 'name that its creator gave it';
+COMMENT ON COLUMN jq.batch_status.role IS 'role that created it';
+COMMENT ON COLUMN jq.batch_status.total IS 'its jobs, with the links of chains that are still to follow';
+COMMENT ON COLUMN jq.batch_status.pending IS 'those that have not ended';
+COMMENT ON COLUMN jq.batch_status.failed IS 'those that failed for good and were not retried';
+COMMENT ON COLUMN jq.batch_status.cancelled IS 'those that were not run since the batch was cancelled';
+COMMENT ON COLUMN jq.batch_status.progress IS 'percent that have ended, rounded down';
+COMMENT ON COLUMN jq.batch_status.state IS 'open: not closed yet; running; finished: no job is left; cancelled: by jq.cancel_batch() or by a failure';
+COMMENT ON COLUMN jq.batch_status.created_at IS 'time of its creation';
+COMMENT ON COLUMN jq.batch_status.finished_at IS 'when no job was left';
+
+CREATE VIEW jq.limits AS
+	SELECT h.kind, h.scope, h.key, count(*) AS held, min(h.due_at) AS oldest_due
+	FROM jq.held AS h
+	JOIN jq.jobs AS j ON j.id = h.job_id
+	WHERE jq.may_see(j.role) AND j.available_at = 'infinity'
+	GROUP BY h.kind, h.scope, h.key;
+
+COMMENT ON VIEW jq.limits IS 'keys of limits and groups that jobs wait for';
+COMMENT ON COLUMN jq.limits.kind IS 'overlap, running, queue, rate or group';
+COMMENT ON COLUMN jq.limits.scope IS 'limit_scope of handlers, or the name of one; a queue; empty for groups';
+COMMENT ON COLUMN jq.limits.key IS 'the key';
+COMMENT ON COLUMN jq.limits.held IS 'due jobs that wait for it';
+COMMENT ON COLUMN jq.limits.oldest_due IS 'when the first of them was due';
 
 CREATE VIEW jq.status AS
 	SELECT e.extversion AS version,

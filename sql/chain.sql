@@ -172,7 +172,7 @@ SELECT jq.chain(VARIADIC array_agg(l('a'))) IS NULL FROM generate_series(1, 1002
 SELECT jsonb_array_length((jq.chain(VARIADIC array_agg(l('a')))).chain -> 'links') FROM generate_series(1, 1001);
 -- written by hand
 CREATE FUNCTION forged(chain jsonb) RETURNS bigint LANGUAGE sql
-AS $$SELECT jq.dispatch(ROW('link', '{}', NULL, NULL, NULL, NULL, NULL, NULL, chain)::jq.job_spec)$$;
+AS $$SELECT jq.dispatch(ROW('link', '{}', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, chain)::jq.job_spec)$$;
 \set SHOW_CONTEXT never
 SELECT forged('1');
 \echo :SQLSTATE

@@ -139,18 +139,18 @@ SELECT count(*) FROM jq.jobs;
  * Specs
  */
 SELECT jq.job('note');
-SELECT jq.job('note', '{"a": 1}', 'q', 1, '1 s', '2040-01-01 00:00+00', 2) = ROW('note', '{"a": 1}', 'q', 1, '1 s', '2040-01-01 00:00+00', 2, NULL, NULL)::jq.job_spec AS same;
+SELECT jq.job('note', '{"a": 1}', 'q', 1, '1 s', '2040-01-01 00:00+00', 2) = ROW('note', '{"a": 1}', 'q', 1, '1 s', '2040-01-01 00:00+00', 2, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::jq.job_spec AS same;
 SELECT jq.job(NULL, NULL);
 SELECT count(*) FROM jq.jobs;
 SELECT jq.dispatch(jq.job('note', '{"a": 1}', 'q', 1, '1 h', max_attempts => 2)) > 0 AS ok;
 SELECT jq.dispatch(jq.job('note', NULL)) > 0 AS ok;
-SELECT jq.dispatch(ROW('note', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::jq.job_spec) > 0 AS ok;
+SELECT jq.dispatch(ROW('note', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::jq.job_spec) > 0 AS ok;
 :take
 SELECT jq.dispatch(NULL::jq.job_spec);
 \echo :SQLSTATE
 SELECT jq.dispatch(jq.job(NULL));
 \echo :SQLSTATE
-SELECT jq.dispatch(ROW(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::jq.job_spec);
+SELECT jq.dispatch(ROW(NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::jq.job_spec);
 SELECT jq.dispatch(jq.job('note', delay => '1 s', run_at => '2040-01-01'));
 SELECT jq.dispatch(jq.job('noet'));
 -- arrays keep the order

@@ -170,6 +170,25 @@ jq_take_waiting_job(int64 id, JqJob *job)
 	return take_own_job(id, job) == TAKEN;
 }
 
+/*
+ * The batch of the job of that id was cancelled: if it waits, it leaves.
+ */
+void
+jq_drop_waiting_job(int64 id)
+{
+	JqJob		job = {0};
+	JqFailure  *failure;
+	bool		gone;
+
+	if (take_job(id, &job) != TAKEN)
+		return;
+	failure = jq_make_failure(ERRCODE_JQ_SKIPPED, pstrdup("batch was cancelled"));
+	failure->end = JQ_END_DROPPED;
+	failure->unspent = true;
+	jq_record_failure(&job, get_role_oid(job.role, true), NULL, failure, &gone);
+	CommandCounterIncrement();
+}
+
 /* ---------------------------------------------------------------------
  * Wishes
  * --------------------------------------------------------------------- */

@@ -32,7 +32,7 @@ static JqCatalog catalog;
 static bool catalog_valid = false;
 static uint64 catalog_changes = 0;
 
-/* Grows whenever handlers, pauses, grants, functions or roles may have
+/* Grows whenever handlers, pauses, grants, limits, functions or roles may have
  * changed. */
 static uint64 configuration_epoch = 1;
 
@@ -45,14 +45,15 @@ relation_changed(Datum arg, Oid relid)
 {
 	if (relid == InvalidOid ||
 		relid == catalog.jobs || relid == catalog.jobs_due ||
-		relid == catalog.failed_jobs)
+		relid == catalog.failed_jobs || relid == catalog.batch_counts)
 	{
 		catalog_valid = false;
 		catalog_changes++;
 	}
 	if (relid == InvalidOid ||
 		relid == catalog.handlers || relid == catalog.handler_aliases ||
-		relid == catalog.pauses || relid == catalog.grants)
+		relid == catalog.pauses || relid == catalog.grants ||
+		relid == catalog.queues || relid == catalog.limit_settings)
 	{
 		catalog_valid = false;
 		catalog_changes++;
@@ -198,6 +199,24 @@ jq_catalog_if_any(void)
 	catalog.handler_aliases = relation_oid(catalog.schema, "handler_aliases");
 	catalog.handler_aliases_pkey = relation_oid(catalog.schema, "handler_aliases_pkey");
 	catalog.grants = relation_oid(catalog.schema, "grants");
+	catalog.jobs_batch = relation_oid(catalog.schema, "jobs_batch");
+	catalog.claims = relation_oid(catalog.schema, "claims");
+	catalog.claims_job_id = relation_oid(catalog.schema, "claims_job_id");
+	catalog.batches = relation_oid(catalog.schema, "batches");
+	catalog.batches_pkey = relation_oid(catalog.schema, "batches_pkey");
+	catalog.batches_sequence = relation_oid(catalog.schema, "batches_id_seq");
+	catalog.batch_counts = relation_oid(catalog.schema, "batch_counts");
+	catalog.queues = relation_oid(catalog.schema, "queues");
+	catalog.limit_settings = relation_oid(catalog.schema, "limit_settings");
+	catalog.limit_settings_pkey = relation_oid(catalog.schema, "limit_settings_pkey");
+	catalog.holders = relation_oid(catalog.schema, "holders");
+	catalog.holders_pkey = relation_oid(catalog.schema, "holders_pkey");
+	catalog.holders_job_id = relation_oid(catalog.schema, "holders_job_id");
+	catalog.held = relation_oid(catalog.schema, "held");
+	catalog.held_pkey = relation_oid(catalog.schema, "held_pkey");
+	catalog.held_job_id = relation_oid(catalog.schema, "held_job_id");
+	catalog.group_members = relation_oid(catalog.schema, "group_members");
+	catalog.group_members_pkey = relation_oid(catalog.schema, "group_members_pkey");
 	catalog.context_type = type_oid(catalog.schema, "context");
 	catalog.spec_type = type_oid(catalog.schema, "job_spec");
 
@@ -246,8 +265,8 @@ jq_copy_jsonb(TupleTableSlot *row, int column)
 }
 
 /*
- * Trigger on the tables of handlers, aliases, pauses and grants: all sessions are to
- * look again, once the change has committed.
+ * Trigger on the tables of handlers, aliases, pauses, queues, limits and
+ * grants: all sessions are to look again, once the change has committed.
  */
 Datum
 jq_configuration_written(PG_FUNCTION_ARGS)

@@ -67,7 +67,12 @@ static const struct
 	[SPEC_DELAY] = {"delay", LINK_INTERVAL},
 	[SPEC_RUN_AT] = {"run_at", LINK_TIMESTAMPTZ},
 	[SPEC_MAX_ATTEMPTS] = {"max_attempts", LINK_INTEGER},
-	[SPEC_META] = {"meta", LINK_JSONB}
+	[SPEC_UNIQUE_KEY] = {"unique_key", LINK_TEXT},
+	[SPEC_UNIQUE_FOR] = {"unique_for", LINK_INTERVAL},
+	[SPEC_UNIQUE_UNTIL] = {"unique_until", LINK_TEXT},
+	[SPEC_ON_CONFLICT] = {"on_conflict", LINK_TEXT},
+	[SPEC_META] = {"meta", LINK_JSONB},
+	[SPEC_GROUP_KEY] = {"group_key", LINK_TEXT}
 };
 
 PG_FUNCTION_INFO_V1(jq_chain);
@@ -410,6 +415,31 @@ jq_chain(PG_FUNCTION_ARGS)
 }
 
 /*
+ * Put the unique key and the group of the job into the values of its spec: in
+ * a link that waits they are as they came out at the dispatch.
+ */
+static void
+resolve_keys(const JqJob *job, Datum *values, bool *nulls)
+{
+	nulls[SPEC_UNIQUE_KEY] = nulls[SPEC_UNIQUE_UNTIL] =
+		nulls[SPEC_ON_CONFLICT] = job->unique_key == NULL;
+	nulls[SPEC_UNIQUE_FOR] = job->unique_key == NULL ||
+		jq_interval_is_zero(&job->unique_for);
+	if (job->unique_key)
+	{
+		values[SPEC_UNIQUE_KEY] = CStringGetTextDatum(job->unique_key);
+		values[SPEC_UNIQUE_FOR] = IntervalPGetDatum(&job->unique_for);
+		values[SPEC_UNIQUE_UNTIL] =
+			CStringGetTextDatum(jq_unique_until_name(job->unique_until));
+		values[SPEC_ON_CONFLICT] =
+			CStringGetTextDatum(jq_on_conflict_name(job->on_conflict));
+	}
+	nulls[SPEC_GROUP_KEY] = job->group_key == NULL;
+	if (job->group_key)
+		values[SPEC_GROUP_KEY] = CStringGetTextDatum(job->group_key);
+}
+
+/*
  * Write a link again with all that its handler decides filled in.  Raises an
  * error if it cannot be dispatched.
  */
@@ -427,6 +457,7 @@ resolve_link(StringInfo json, JsonbContainer *link)
 	values[SPEC_PRIORITY] = Int32GetDatum(job.priority);
 	values[SPEC_MAX_ATTEMPTS] = Int32GetDatum(job.max_attempts);
 	nulls[SPEC_QUEUE] = nulls[SPEC_PRIORITY] = nulls[SPEC_MAX_ATTEMPTS] = false;
+	resolve_keys(&job, values, nulls);
 	write_link(json, values, nulls);
 }
 
@@ -516,24 +547,87 @@ make_link(JsonbContainer *link, const JqJob *job, JqJob *next)
 	next->max_attempts = DatumGetInt32(values[SPEC_MAX_ATTEMPTS]);
 	next->meta = nulls[SPEC_META] ? (Datum) 0 : values[SPEC_META];
 	next->chain_id = job->chain_id;
+	jq_read_unique(values, nulls, next);
+	if (!nulls[SPEC_GROUP_KEY])
+		next->group_key = TextDatumGetCString(values[SPEC_GROUP_KEY]);
 }
 
 /*
  * The job is done: queue what follows it.  previous is its result, 0 if there
  * is none.  Whether the role may still run the link is seen when it is run.
+ *
+ * A link whose unique key another job has is passed over; one that may not be
+ * queued then goes to jq.failed_jobs.  Returns how many links will not come.
  */
-void
+int
 jq_queue_next_link(const JqJob *job, Oid roleid, Datum previous)
 {
-	JsonbContainer *links = get_links(job->chain);
-	JqJob		next;
+	JqJob		next = *job;
+	int			dropped = 0;
 
-	if (links == NULL || JsonContainerSize(links) == 0)
-		return;
-	make_link(get_link(links, 0), job, &next);
-	next.previous = previous;
-	next.chain = rest_of_chain(job->chain);
-	jq_insert_job(&next, roleid);
+	while (count_links(next.chain) > 0)
+	{
+		Datum		rest = rest_of_chain(next.chain);
+
+		make_link(get_link(get_links(next.chain), 0), job, &next);
+		next.batch_id = job->batch_id;
+		next.previous = previous;
+		next.chain = rest;
+		if (next.unique_key && next.on_conflict == JQ_CONFLICT_ERROR)
+		{
+			jq_dispatch_follower(&next, roleid);
+			break;
+		}
+		if (jq_enqueue(&next, roleid) != JQ_KEPT)
+			break;
+		dropped++;
+		if (next.chain == (Datum) 0)
+			break;
+	}
+	return dropped;
+}
+
+/*
+ * Check the job that is to follow the end of a batch, for the current role,
+ * and give it as it is to be stored.
+ */
+Datum
+jq_resolve_callback(Datum spec)
+{
+	StringInfoData json;
+	Datum		values[SPEC_NATTS];
+	bool		nulls[SPEC_NATTS];
+	int			count = 0;
+
+	jq_deform_spec(spec, values, nulls);
+	initStringInfo(&json);
+	appendStringInfoString(&json, "{\"links\": [");
+	add_spec(&json, values, nulls, &count);
+	appendStringInfoChar(&json, ']');
+	if (!nulls[SPEC_CHAIN] && get_catch(values[SPEC_CHAIN]))
+	{
+		appendStringInfoString(&json, ", \"catch\": ");
+		(void) JsonbToCString(&json, get_catch(values[SPEC_CHAIN]), -1);
+	}
+	appendStringInfoChar(&json, '}');
+	return jq_resolve_chain(finish_chain(&json, count), 1);
+}
+
+/*
+ * Fill in *job, whose role is set, with what jq_resolve_callback() stored.  It
+ * is queued once for the batch, and makes no claim of its own.
+ */
+void
+jq_make_callback(Datum callback, JqJob *job)
+{
+	JqJob		made;
+
+	make_link(get_link(get_links(callback), 0), job, &made);
+	made.chain = rest_of_chain(callback);
+	made.unique_key = NULL;
+	*job = made;
+	if (job->chain)
+		job->chain_id = job->id;
 }
 
 /*

@@ -716,6 +716,19 @@ jq_read_job(TupleTableSlot *row, JqJob *job)
 		DatumGetInt64(values[JOBS_CHAIN_ID - 1]);
 	job->chain = jq_copy_jsonb(row, JOBS_CHAIN);
 	job->previous = jq_copy_jsonb(row, JOBS_PREVIOUS);
+	job->batch_id = row->tts_isnull[JOBS_BATCH_ID - 1] ? 0 :
+		DatumGetInt64(values[JOBS_BATCH_ID - 1]);
+	job->callback_of = row->tts_isnull[JOBS_CALLBACK_OF - 1] ? 0 :
+		DatumGetInt64(values[JOBS_CALLBACK_OF - 1]);
+	if (!row->tts_isnull[JOBS_UNIQUE_KEY - 1])
+	{
+		job->unique_key = TextDatumGetCString(values[JOBS_UNIQUE_KEY - 1]);
+		job->unique_until = jq_parse_unique_until(values[JOBS_UNIQUE_UNTIL - 1]);
+		if (!row->tts_isnull[JOBS_UNIQUE_FOR - 1])
+			job->unique_for = *DatumGetIntervalP(values[JOBS_UNIQUE_FOR - 1]);
+	}
+	if (!row->tts_isnull[JOBS_GROUP_KEY - 1])
+		job->group_key = TextDatumGetCString(values[JOBS_GROUP_KEY - 1]);
 	job->token = row->tts_isnull[JOBS_TOKEN - 1] ? 0 :
 		DatumGetInt64(values[JOBS_TOKEN - 1]);	/* of a lease that ended */
 }

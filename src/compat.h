@@ -13,6 +13,7 @@
 #define JQ_COMPAT_H
 
 #include "access/genam.h"
+#include "access/heapam.h"
 #include "catalog/pg_database.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_namespace.h"
@@ -88,6 +89,23 @@ index_beginscan_compat(Relation heap, Relation index, Snapshot snapshot,
 	return index_beginscan(heap, index, snapshot, NULL, nkeys, 0);
 #else
 	return index_beginscan(heap, index, snapshot, nkeys, 0);
+#endif
+}
+
+/*
+ * Returns whether the new version needs index entries.
+ */
+static inline bool
+simple_heap_update_compat(Relation rel, ItemPointer tid, HeapTuple tuple)
+{
+#if PG_VERSION_NUM >= 160000
+	TU_UpdateIndexes update_indexes;
+
+	simple_heap_update(rel, tid, tuple, &update_indexes);
+	return update_indexes != TU_None;
+#else
+	simple_heap_update(rel, tid, tuple);
+	return !HeapTupleIsHeapOnly(tuple);
 #endif
 }
 

@@ -34,6 +34,7 @@ enum
 	CONTEXT_ATTEMPT,
 	CONTEXT_MAX_ATTEMPTS,
 	CONTEXT_CHAIN_ID,
+	CONTEXT_BATCH_ID,
 	CONTEXT_DISPATCHED_AT,
 	CONTEXT_DISPATCHED_BY,
 	CONTEXT_DEADLINE,
@@ -57,6 +58,7 @@ PG_FUNCTION_INFO_V1(jq_release);
 PG_FUNCTION_INFO_V1(jq_skip);
 PG_FUNCTION_INFO_V1(jq_progress);
 PG_FUNCTION_INFO_V1(jq_log);
+PG_FUNCTION_INFO_V1(jq_batch_cancelled);
 
 /* ---------------------------------------------------------------------
  * The job
@@ -154,6 +156,9 @@ jq_make_context(const JqHandler *handler, const JqJob *job)
 	values[CONTEXT_MAX_ATTEMPTS] = Int32GetDatum(job->max_attempts);
 	values[CONTEXT_CHAIN_ID] = Int64GetDatum(job->chain_id);
 	nulls[CONTEXT_CHAIN_ID] = job->chain_id == 0;
+	values[CONTEXT_BATCH_ID] = Int64GetDatum(job->batch_id ? job->batch_id :
+											 job->callback_of);
+	nulls[CONTEXT_BATCH_ID] = job->batch_id == 0 && job->callback_of == 0;
 	values[CONTEXT_DISPATCHED_AT] = TimestampTzGetDatum(job->created_at);
 	values[CONTEXT_DISPATCHED_BY] = CStringGetTextDatum(job->role);
 	values[CONTEXT_DEADLINE] = TimestampTzGetDatum(deadline);
@@ -178,6 +183,17 @@ jq_current_job(PG_FUNCTION_ARGS)
 	if (current_job == NULL)
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(jq_make_context(current_handler, current_job));
+}
+
+/*
+ * jq.batch_cancelled()
+ */
+Datum
+jq_batch_cancelled(PG_FUNCTION_ARGS)
+{
+	require_job("jq.batch_cancelled()");
+	PG_RETURN_BOOL(current_job->batch_id != 0 &&
+				   jq_batch_is_cancelled(current_job->batch_id));
 }
 
 /* ---------------------------------------------------------------------

@@ -45,7 +45,7 @@ typedef struct Drain
 	MemoryContext job_cxt;
 } Drain;
 
-static void drain_one(Drain *drain, JqJob *job);
+static bool drain_one(Drain *drain, JqJob *job);
 
 PG_FUNCTION_INFO_V1(jq_drain);
 
@@ -126,6 +126,24 @@ start_drain(Drain *drain, FunctionCallInfo fcinfo)
 	MemoryContextSwitchTo(oldcxt);
 }
 
+static bool
+has_scheduler(void)
+{
+	return JqShared && jq_scheduler_is_there(MyDatabaseId);
+}
+
+/*
+ * Let go on what limits hold, where there is no scheduler to do it.
+ */
+static void
+look_at_held(void)
+{
+	PushActiveSnapshot(GetTransactionSnapshot());
+	(void) jq_look_at_held(true);
+	PopActiveSnapshot();
+	SPI_commit();
+}
+
 /*
  * Claim the next due job.  The lanes are private, so what others dispatch is
  * seen only when they are loaded anew, which is done when they are empty.
@@ -147,6 +165,8 @@ next_job(Drain *drain, JqJob *job)
 		else if (look == 0)
 		{
 			drain->rounds++;
+			if (!has_scheduler())
+				look_at_held();
 			MemoryContextSwitchTo(drain->cxt);
 			jq_scan_lanes(GetUserNameFromId(drain->lanes.roleid, false),
 						  see_lane, drain);
@@ -224,8 +244,8 @@ jq_drain(PG_FUNCTION_ARGS)
 		job = palloc0(sizeof(JqJob));
 		if (!next_job(&drain, job))
 			break;
-		drain_one(&drain, job);
-		ran++;
+		if (drain_one(&drain, job))
+			ran++;
 	}
 	notice_others();
 
@@ -283,6 +303,7 @@ run_leased(JqJob *job, const JqHandler *handler, JqCallResult *result)
 	int			tries = 0;
 
 	jq_start_lease(job, handler);
+	jq_mark_places(job);
 	PopActiveSnapshot();
 	SPI_commit();
 	PushActiveSnapshot(GetTransactionSnapshot());
@@ -294,6 +315,86 @@ run_leased(JqJob *job, const JqHandler *handler, JqCallResult *result)
 	return failure;
 }
 
+/*
+ * Ask the middleware, in a subtransaction.  An error of its own puts the job
+ * off for a moment.
+ */
+static JqFailure *
+ask_middleware(const JqJob *job, const JqHandler *handler)
+{
+	MemoryContext cxt = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
+	JqFailure  *volatile failure = NULL;
+
+	if (handler->nmiddleware == 0)
+		return NULL;
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(cxt);
+	PG_TRY();
+	{
+		failure = jq_middleware_verdict(job, handler, cxt);
+		ReleaseCurrentSubTransaction();
+	}
+	PG_CATCH();
+	{
+		failure = jq_capture_failure(cxt);
+		jq_excuse_middleware(failure);
+		FlushErrorState();
+		RollbackAndReleaseCurrentSubTransaction();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(cxt);
+	CurrentResourceOwner = owner;
+	return failure;
+}
+
+/*
+ * Take for the job what it needs before it can be started, in the transaction
+ * that leases it.  Returns NULL if it can be; with JQ_END_HELD it waits.
+ */
+static JqFailure *
+admit(Drain *drain, JqJob *job, const JqHandler *handler)
+{
+	JqFailure  *failure;
+	JqGate		gate;
+	bool		taken;
+
+	if (!jq_enter_limits(job, handler, &gate))
+		return jq_hold_at_gate(job, drain->lanes.roleid, handler, &gate);
+	failure = ask_middleware(job, handler);
+	if (failure)
+		return failure;
+	if (!jq_take_token(job, handler, &gate, &taken))
+		return jq_hold_at_gate(job, drain->lanes.roleid, handler, &gate);
+	if (job->unique_key && job->unique_until == JQ_UNTIL_START)
+		jq_release_key(job);
+	return NULL;
+}
+
+/*
+ * The job was drained, or held: let others go on that waited for that.
+ */
+static void
+let_others_go_on(JqJob *job, JqFailure *failure)
+{
+	bool		held = failure && failure->end == JQ_END_HELD;
+
+	if (!held && job->ngates == 0 && job->batch_id == 0)
+		return;
+	PushActiveSnapshot(GetTransactionSnapshot());
+	if (held)
+		jq_look_at_gate_again(&failure->gate, job->id);
+	jq_leave_gates(job);
+	if (job->batch_id != 0 && !has_scheduler())
+	{
+		for (int64 after = jq_settle_cancelled(job->batch_id, 0); after != 0;)
+			after = jq_settle_cancelled(job->batch_id, after);
+		(void) jq_consider_batch(job->batch_id);
+	}
+	PopActiveSnapshot();
+	SPI_commit();
+}
+
 static void
 report_failure(const JqJob *job, const JqFailure *failure)
 {
@@ -301,7 +402,8 @@ report_failure(const JqJob *job, const JqFailure *failure)
 		[JQ_END_FAILED] = "failed",
 		[JQ_END_RELEASED] = "was released",
 		[JQ_END_SKIPPED] = "was skipped",
-		[JQ_END_CANCELLED] = "was cancelled"
+		[JQ_END_CANCELLED] = "was cancelled",
+		[JQ_END_DROPPED] = "was skipped"
 	};
 
 	/* not as an error: the client's command goes on */
@@ -314,26 +416,31 @@ report_failure(const JqJob *job, const JqFailure *failure)
 }
 
 /*
- * Run the claimed job, record how it ended, and commit.
+ * Run the claimed job, record how it ended, and commit.  Returns false if it
+ * was not run, since it has to wait.
  */
-static void
+static bool
 drain_one(Drain *drain, JqJob *job)
 {
 	const JqHandler *found = jq_find_handler(job->name);
 	JqHandler  *handler = found ? jq_copy_handler(found) : NULL;
 	JqFailure  *failure = jq_failure_before_start(job, handler);
 	JqCallResult result;
-	bool		ours;
+	bool		ours = true;
+	bool		held;
 	bool		gone = true;
 
+	if (failure == NULL && jq_needs_admission(job, handler))
+		failure = admit(drain, job, handler);
+	held = failure && failure->end == JQ_END_HELD;
 	if (failure == NULL)
 		failure = run_leased(job, handler, &result);
-	if (failure)
+	if (failure && !held)
 	{
 		report_failure(job, failure);
 		ours = jq_record_failure(job, drain->lanes.roleid, handler, failure, &gone);
 	}
-	else
+	else if (failure == NULL)
 		ours = jq_record_done(job, drain->lanes.roleid, handler, &result);
 
 	if (!ours && failure == NULL)
@@ -342,8 +449,12 @@ drain_one(Drain *drain, JqJob *job)
 				 errmsg("job " INT64_FORMAT " is not this session's any more",
 						job->id),
 				 errdetail("It was cancelled or removed, or its lease ended, while it ran; what it did is rolled back.")));
+	if (job->token != 0 && job->ngates > 0)
+		jq_unmark_places(job);
 	PopActiveSnapshot();
 	SPI_commit();
-	if (failure)
+	if (failure && !held)
 		jq_forget_unsettled(job, gone);
+	let_others_go_on(job, failure);
+	return !held;
 }

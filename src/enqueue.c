@@ -29,17 +29,16 @@
 #include "compat.h"
 #include "jq.h"
 
-static int64 dispatch(const Datum *values, const bool *nulls);
-
 PG_FUNCTION_INFO_V1(jq_dispatch);
+PG_FUNCTION_INFO_V1(jq_dispatch_unique);
 PG_FUNCTION_INFO_V1(jq_dispatch_spec);
 PG_FUNCTION_INFO_V1(jq_dispatch_specs);
 
 /*
  * Raise an error where a job cannot be queued whatever it is.
  */
-static void
-check_may_write(void)
+void
+jq_check_may_dispatch(void)
 {
 	PreventCommandIfReadOnly("jq.dispatch()");
 	PreventCommandIfParallelMode("jq.dispatch()");
@@ -87,8 +86,79 @@ checked_name(Datum value, const char *what)
 }
 
 /*
+ * Read what a job_spec says of uniqueness into *job; its key, if it has one,
+ * is not what its handler says.
+ */
+void
+jq_read_unique(const Datum *values, const bool *nulls, JqJob *job)
+{
+	if (!nulls[SPEC_UNIQUE_KEY])
+	{
+		text	   *key = DatumGetTextPP(values[SPEC_UNIQUE_KEY]);
+
+		job->unique_key = jq_stored_key(VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	}
+	if (!nulls[SPEC_UNIQUE_FOR])
+		job->unique_for = *DatumGetIntervalP(values[SPEC_UNIQUE_FOR]);
+	if (!nulls[SPEC_UNIQUE_UNTIL])
+		job->unique_until = jq_parse_unique_until(values[SPEC_UNIQUE_UNTIL]);
+	if (!nulls[SPEC_ON_CONFLICT])
+		job->on_conflict = jq_parse_on_conflict(values[SPEC_ON_CONFLICT]);
+}
+
+/*
+ * Find out whether a job is to be unique, and how.
+ */
+static void
+resolve_unique(const Datum *values, const bool *nulls,
+			   const JqHandler *handler, JqJob *job)
+{
+	bool		given = !nulls[SPEC_UNIQUE_KEY] || !nulls[SPEC_UNIQUE_FOR] ||
+	!nulls[SPEC_UNIQUE_UNTIL];
+
+	if (handler)
+	{
+		job->unique_for = handler->unique_for;
+		job->unique_until = handler->unique_until;
+		job->on_conflict = handler->on_conflict;
+	}
+	jq_read_unique(values, nulls, job);
+	if (!given && !(handler && handler->unique))
+		return;
+
+	if (nulls[SPEC_UNIQUE_KEY])
+		job->unique_key = handler && handler->unique_key.text ?
+			jq_evaluate_key(&handler->unique_key, values[SPEC_PAYLOAD]) :
+			pstrdup("");
+	if (!nulls[SPEC_UNIQUE_FOR])
+		jq_check_span(DatumGetIntervalP(values[SPEC_UNIQUE_FOR]), "unique_for");
+	if (job->unique_until == JQ_UNTIL_EXPIRY && jq_interval_is_zero(&job->unique_for))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("unique_until \"expiry\" needs unique_for")));
+}
+
+/*
+ * The group of a job, NULL if it is in none.
+ */
+static char *
+resolve_group(const Datum *values, const bool *nulls, const JqHandler *handler)
+{
+	if (!nulls[SPEC_GROUP_KEY])
+	{
+		text	   *key = DatumGetTextPP(values[SPEC_GROUP_KEY]);
+
+		return jq_stored_key(VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key));
+	}
+	if (handler && handler->group_key.text)
+		return jq_evaluate_key(&handler->group_key, values[SPEC_PAYLOAD]);
+	return NULL;
+}
+
+/*
  * Check what a job is to be, as far as the current role is concerned, and fill
- * in what its handler decides: name, queue, priority and attempts of *job.
+ * in what its handler decides: name, queue, priority, attempts, unique key and
+ * group of *job.
  */
 void
 jq_resolve_spec(const Datum *values, const bool *nulls, JqJob *job)
@@ -128,13 +198,38 @@ jq_resolve_spec(const Datum *values, const bool *nulls, JqJob *job)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_attempts must be at least 1")));
+	resolve_unique(values, nulls, handler, job);
+	job->group_key = resolve_group(values, nulls, handler);
 }
 
 /*
- * Check one job and queue it; returns its id.
+ * Queue a job: claim its key if it is unique, let it join its group, and
+ * insert it.  Its id, and the outcome, say which job there is then.
  */
-static int64
-dispatch(const Datum *values, const bool *nulls)
+JqOutcome
+jq_enqueue(JqJob *job, Oid roleid)
+{
+	JqOutcome	outcome = JQ_CREATED;
+
+	if (job->unique_key)
+		outcome = jq_claim_key(job);
+	if (outcome == JQ_KEPT)
+		return outcome;
+	if (job->chain && job->chain_id == 0)
+		job->chain_id = job->id;
+	if (job->group_key)
+		jq_join_group(job);
+	jq_insert_job(job, roleid);
+	return outcome;
+}
+
+/*
+ * Check one job and queue it, in a batch that the transaction has joined, or
+ * in none (0); returns its id, and in *outcome what became of it.
+ */
+int64
+jq_dispatch_one(const Datum *values, const bool *nulls, int64 batch_id,
+				JqOutcome *outcome)
 {
 	Oid			roleid = GetUserId();
 	static Oid	role_cached = InvalidOid;
@@ -157,34 +252,79 @@ dispatch(const Datum *values, const bool *nulls)
 	if (!nulls[SPEC_META])
 		job.meta = values[SPEC_META];
 	job.stamp = jq_random_stamp();
+	job.batch_id = batch_id;
 	if (!nulls[SPEC_CHAIN])
 		job.chain = jq_resolve_chain(values[SPEC_CHAIN], 2);
 	job.id = jq_next_job_id();
-	if (job.chain)
-		job.chain_id = job.id;
 
-	jq_insert_job(&job, roleid);
+	*outcome = jq_enqueue(&job, roleid);
+	if (batch_id != 0 && *outcome == JQ_CREATED)
+		jq_add_to_total(batch_id, 1 + jq_chain_length(&job));
 	return job.id;
 }
 
 /*
+ * Dispatch with the arguments of jq.dispatch().
+ */
+static int64
+dispatch_arguments(FunctionCallInfo fcinfo, JqOutcome *outcome)
+{
+	Datum		values[SPEC_NATTS];
+	bool		nulls[SPEC_NATTS];
+	int64		batch_id = 0;
+
+	jq_check_may_dispatch();
+	for (int i = 0; i < SPEC_CHAIN; i++)
+	{
+		int			n = i < SPEC_META ? i : i + 1;
+
+		values[i] = PG_GETARG_DATUM(n);
+		nulls[i] = PG_ARGISNULL(n);
+	}
+	nulls[SPEC_CHAIN] = true;
+	if (!PG_ARGISNULL(SPEC_META))
+	{
+		batch_id = PG_GETARG_INT64(SPEC_META);
+		jq_join_batch(batch_id, false);
+	}
+	return jq_dispatch_one(values, nulls, batch_id, outcome);
+}
+
+/*
  * jq.dispatch(name, payload, queue, priority, delay, run_at, max_attempts,
- *			   meta)
+ *			   unique_key, unique_for, unique_until, on_conflict, batch_id,
+ *			   meta, group_key)
  */
 Datum
 jq_dispatch(PG_FUNCTION_ARGS)
 {
-	Datum		values[SPEC_NATTS];
-	bool		nulls[SPEC_NATTS];
+	JqOutcome	outcome;
 
-	check_may_write();
-	for (int i = 0; i < SPEC_CHAIN; i++)
-	{
-		values[i] = PG_GETARG_DATUM(i);
-		nulls[i] = PG_ARGISNULL(i);
-	}
-	nulls[SPEC_CHAIN] = true;
-	PG_RETURN_INT64(dispatch(values, nulls));
+	PG_RETURN_INT64(dispatch_arguments(fcinfo, &outcome));
+}
+
+/*
+ * jq.dispatch_unique(the same)
+ */
+Datum
+jq_dispatch_unique(PG_FUNCTION_ARGS)
+{
+	static const char *const names[] = {
+		[JQ_CREATED] = "created",
+		[JQ_KEPT] = "kept",
+		[JQ_REPLACED] = "replaced"
+	};
+	TupleDesc	desc;
+	Datum		values[2];
+	bool		nulls[2] = {false, false};
+	JqOutcome	outcome;
+
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	values[0] = Int64GetDatum(dispatch_arguments(fcinfo, &outcome));
+	values[1] = CStringGetTextDatum(names[outcome]);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),
+													  values, nulls)));
 }
 
 /*
@@ -225,15 +365,16 @@ jq_dispatch_spec(PG_FUNCTION_ARGS)
 {
 	Datum		values[SPEC_NATTS];
 	bool		nulls[SPEC_NATTS];
+	JqOutcome	outcome;
 
-	check_may_write();
+	jq_check_may_dispatch();
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("job must not be NULL"),
 				 errhint("Build it with jq.job().")));
 	jq_deform_spec(PG_GETARG_DATUM(0), values, nulls);
-	PG_RETURN_INT64(dispatch(values, nulls));
+	PG_RETURN_INT64(jq_dispatch_one(values, nulls, 0, &outcome));
 }
 
 static void
@@ -243,28 +384,20 @@ which_element(void *arg)
 }
 
 /*
- * jq.dispatch(jobs)
+ * Queue the jobs of an array of jq.job_spec, in a batch that the transaction
+ * has joined, or in none (0).  Returns how many elements there are; their ids
+ * go to *result, if that is not NULL.
  */
-Datum
-jq_dispatch_specs(PG_FUNCTION_ARGS)
+int64
+jq_dispatch_array(ArrayType *jobs, int64 batch_id, ReturnSetInfo *result)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	ErrorContextCallback errcallback;
 	ArrayIterator iterator;
-	ArrayType  *jobs;
 	MemoryContext job_cxt;
 	MemoryContext oldcxt;
 	int			element = 0;
 	Datum		spec;
 	bool		isnull;
-
-	check_may_write();
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("array of jobs must not be NULL")));
-	jobs = PG_GETARG_ARRAYTYPE_P(0);
-	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 
 	errcallback.callback = which_element;
 	errcallback.arg = &element;
@@ -279,8 +412,10 @@ jq_dispatch_specs(PG_FUNCTION_ARGS)
 	{
 		Datum		values[SPEC_NATTS];
 		bool		nulls[SPEC_NATTS];
+		JqOutcome	outcome;
 		Datum		id;
 
+		CHECK_FOR_INTERRUPTS();
 		element++;
 		if (isnull)
 			ereport(ERROR,
@@ -288,17 +423,35 @@ jq_dispatch_specs(PG_FUNCTION_ARGS)
 					 errmsg("job must not be NULL")));
 		oldcxt = MemoryContextSwitchTo(job_cxt);
 		jq_deform_spec(spec, values, nulls);
-		id = Int64GetDatum(dispatch(values, nulls));
+		id = Int64GetDatum(jq_dispatch_one(values, nulls, batch_id, &outcome));
 		MemoryContextSwitchTo(oldcxt);
 		MemoryContextReset(job_cxt);
 
 		isnull = false;
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &id, &isnull);
+		if (result)
+			tuplestore_putvalues(result->setResult, result->setDesc, &id, &isnull);
 	}
 	array_free_iterator(iterator);
 	MemoryContextDelete(job_cxt);
 
 	error_context_stack = errcallback.previous;
+	return element;
+}
+
+/*
+ * jq.dispatch(jobs)
+ */
+Datum
+jq_dispatch_specs(PG_FUNCTION_ARGS)
+{
+	jq_check_may_dispatch();
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("array of jobs must not be NULL")));
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	jq_dispatch_array(PG_GETARG_ARRAYTYPE_P(0), 0,
+					  (ReturnSetInfo *) fcinfo->resultinfo);
 	return (Datum) 0;
 }
 
@@ -326,5 +479,5 @@ jq_dispatch_follow_up(JqJob *follow, Oid roleid)
 	}
 	jq_check_handler_rights(handler, roleid);
 	jq_require_dispatch(roleid, follow->queue);
-	jq_insert_job(follow, roleid);
+	(void) jq_enqueue(follow, roleid);
 }

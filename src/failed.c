@@ -82,6 +82,17 @@ jq_insert_failed(const JqJob *job, int32 attempts, const JqFailure *failure)
 	nulls[FAILED_CHAIN_ID - 1] = job->chain_id == 0;
 	set_jsonb(values, nulls, FAILED_CHAIN, job->chain);
 	set_jsonb(values, nulls, FAILED_PREVIOUS, job->previous);
+	values[FAILED_BATCH_ID - 1] = Int64GetDatum(job->batch_id);
+	nulls[FAILED_BATCH_ID - 1] = job->batch_id == 0;
+	values[FAILED_CALLBACK_OF - 1] = Int64GetDatum(job->callback_of);
+	nulls[FAILED_CALLBACK_OF - 1] = job->callback_of == 0;
+	jq_set_text(values, nulls, FAILED_UNIQUE_KEY, job->unique_key);
+	values[FAILED_UNIQUE_FOR - 1] = IntervalPGetDatum(&job->unique_for);
+	nulls[FAILED_UNIQUE_FOR - 1] = jq_interval_is_zero(&job->unique_for);
+	jq_set_text(values, nulls, FAILED_UNIQUE_UNTIL,
+				job->unique_key ? jq_unique_until_name(job->unique_until) : NULL);
+	jq_set_text(values, nulls, FAILED_GROUP_KEY, job->group_key);
+	nulls[FAILED_SUPERSEDED_BY - 1] = true;
 
 	CatalogTupleInsert(rel, heap_form_tuple(RelationGetDescr(rel), values, nulls));
 	table_close(rel, NoLock);
@@ -114,53 +125,150 @@ renew_job(TupleTableSlot *slot, JqJob *job)
 		DatumGetInt64(values[FAILED_CHAIN_ID - 1]);
 	job->chain = jq_copy_jsonb(slot, FAILED_CHAIN);
 	job->previous = jq_copy_jsonb(slot, FAILED_PREVIOUS);
+	job->batch_id = slot->tts_isnull[FAILED_BATCH_ID - 1] ? 0 :
+		DatumGetInt64(values[FAILED_BATCH_ID - 1]);
+	job->callback_of = slot->tts_isnull[FAILED_CALLBACK_OF - 1] ? 0 :
+		DatumGetInt64(values[FAILED_CALLBACK_OF - 1]);
+	if (!slot->tts_isnull[FAILED_UNIQUE_KEY - 1])
+	{
+		job->unique_key = TextDatumGetCString(values[FAILED_UNIQUE_KEY - 1]);
+		job->unique_until = jq_parse_unique_until(values[FAILED_UNIQUE_UNTIL - 1]);
+		if (!slot->tts_isnull[FAILED_UNIQUE_FOR - 1])
+			job->unique_for = *DatumGetIntervalP(values[FAILED_UNIQUE_FOR - 1]);
+	}
+	if (!slot->tts_isnull[FAILED_GROUP_KEY - 1])
+		job->group_key = TextDatumGetCString(values[FAILED_GROUP_KEY - 1]);
 }
 
 /*
- * Remove a job from jq.failed_jobs and fill in *job with what it was.
- * Returns false if it has not failed.  Of two sessions that take the same job
- * the second waits for the first, and takes it only if that one rolls back;
- * or, with LockWaitSkip, leaves it to the first.
+ * Lock the row of a failed job and fill in *job with what it was.  Returns a
+ * slot with the row, or NULL if the job has not failed.  Of two sessions that
+ * want the same job the second waits for the first, and gets it only if that
+ * one rolls back; or, with LockWaitSkip, leaves it to the first.
  */
-static bool
-take_failed(int64 id, LockWaitPolicy policy, JqJob *job)
+static TupleTableSlot *
+lock_failed(Relation rel, int64 id, LockWaitPolicy policy, JqJob *job)
 {
-	const JqCatalog *catalog = jq_catalog();
-	Relation	rel = table_open(catalog->failed_jobs, RowExclusiveLock);
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	ScanKeyData key;
 	SysScanDesc scan;
 	HeapTuple	tuple;
-	bool		taken = false;
+	bool		locked = false;
 
 	ScanKeyInit(&key, FAILED_ID, BTEqualStrategyNumber, F_INT8EQ,
 				Int64GetDatum(id));
-	scan = systable_beginscan(rel, catalog->failed_jobs_pkey, true, NULL, 1, &key);
+	scan = systable_beginscan(rel, jq_catalog()->failed_jobs_pkey, true, NULL,
+							  1, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
 	{
 		ItemPointerData tid = tuple->t_self;
 		TM_FailureData tmfd;
 
-		if (table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
-							 GetCurrentCommandId(false), LockTupleExclusive,
-							 policy, 0, &tmfd) == TM_Ok)
-		{
-			slot_getallattrs(slot);
-			job->id = id;
-			job->role = TextDatumGetCString(slot->tts_values[FAILED_ROLE - 1]);
-			jq_require_own_job(id, job->role);
-			renew_job(slot, job);
-			taken = table_tuple_delete(rel, &slot->tts_tid,
-									   GetCurrentCommandId(true),
-									   InvalidSnapshot, InvalidSnapshot, true,
-									   &tmfd, false) == TM_Ok;
-		}
+		locked = table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
+								  GetCurrentCommandId(false), LockTupleExclusive,
+								  policy, 0, &tmfd) == TM_Ok;
 	}
 	systable_endscan(scan);
-	ExecDropSingleTupleTableSlot(slot);
+	if (!locked)
+	{
+		ExecDropSingleTupleTableSlot(slot);
+		return NULL;
+	}
+	slot_getallattrs(slot);
+	job->id = id;
+	job->role = TextDatumGetCString(slot->tts_values[FAILED_ROLE - 1]);
+	jq_require_own_job(id, job->role);
+	renew_job(slot, job);
+	return slot;
+}
+
+static void
+delete_failed(Relation rel, TupleTableSlot *slot)
+{
+	TM_FailureData tmfd;
+
+	if (table_tuple_delete(rel, &slot->tts_tid, GetCurrentCommandId(true),
+						   InvalidSnapshot, InvalidSnapshot, true,
+						   &tmfd, false) != TM_Ok)
+		elog(ERROR, "could not remove a failed job that is locked");
+}
+
+/*
+ * A newer job has the key of the failed one: say so in its row.
+ */
+static void
+mark_superseded(Relation rel, TupleTableSlot *slot, const JqJob *job,
+				int64 holder)
+{
+	int			column = FAILED_SUPERSEDED_BY;
+	Datum		value = Int64GetDatum(holder);
+	bool		isnull = false;
+	bool		should_free;
+	HeapTuple	old = ExecFetchSlotHeapTuple(slot, true, &should_free);
+
+	CatalogTupleUpdate(rel, &slot->tts_tid,
+					   heap_modify_tuple_by_cols(old, RelationGetDescr(rel), 1,
+												 &column, &value, &isnull));
+	ereport(NOTICE,
+			(errmsg("job " INT64_FORMAT " is not retried, since job " INT64_FORMAT " has its unique key",
+					job->id, holder)));
+}
+
+/*
+ * Queue a failed job again, due after the delay and with another payload if
+ * these are not NULL.  Returns false if that was not done.
+ */
+static bool
+retry_job(int64 id, LockWaitPolicy policy, const Interval *delay, Datum payload)
+{
+	Relation	rel = table_open(jq_catalog()->failed_jobs, RowExclusiveLock);
+	JqJob		job = {0};
+	TupleTableSlot *slot = lock_failed(rel, id, policy, &job);
+	int64		holder = 0;
+	bool		retried = false;
+
+	if (slot)
+	{
+		if (delay)
+		{
+			TimestampTz at = jq_time_after(job.available_at, delay);
+
+			if (TIMESTAMP_NOT_FINITE(at))
+				ereport(ERROR,
+						(errcode(ERRCODE_DATETIME_FIELD_OVERFLOW),
+						 errmsg("a job cannot be due at an infinite time")));
+			job.available_at = Max(at, job.available_at);
+			job.counts_from = job.available_at;
+		}
+		if (payload)
+			job.payload = payload;
+
+		if (job.unique_key)
+			holder = jq_reclaim_key(&job);
+		if (holder != 0)
+			mark_superseded(rel, slot, &job, holder);
+		else if (job.batch_id != 0 && !jq_count_retried(&job))
+		{
+			if (job.unique_key)
+				jq_release_key(&job);
+			ereport(NOTICE,
+					(errmsg("job " INT64_FORMAT " is not retried, since its batch was cancelled",
+							job.id)));
+		}
+		else
+		{
+			delete_failed(rel, slot);
+			if (job.group_key)
+				jq_join_group(&job);
+			jq_insert_job(&job, get_role_oid(job.role, true));
+			retried = true;
+		}
+		CommandCounterIncrement();
+		ExecDropSingleTupleTableSlot(slot);
+	}
 	table_close(rel, NoLock);
-	return taken;
+	return retried;
 }
 
 /*
@@ -170,26 +278,10 @@ Datum
 jq_retry(PG_FUNCTION_ARGS)
 {
 	int64		id = jq_id_argument(fcinfo, "jq.retry()");
-	JqJob		job = {0};
 
-	if (!take_failed(id, LockWaitBlock, &job))
-		PG_RETURN_BOOL(false);
-	if (!PG_ARGISNULL(1))
-	{
-		TimestampTz at = jq_time_after(job.available_at, PG_GETARG_INTERVAL_P(1));
-
-		if (TIMESTAMP_NOT_FINITE(at))
-			ereport(ERROR,
-					(errcode(ERRCODE_DATETIME_FIELD_OVERFLOW),
-					 errmsg("a job cannot be due at an infinite time")));
-		job.available_at = Max(at, job.available_at);
-		job.counts_from = job.available_at;
-	}
-	if (!PG_ARGISNULL(2))
-		job.payload = PG_GETARG_DATUM(2);
-	jq_insert_job(&job, get_role_oid(job.role, true));
-	CommandCounterIncrement();
-	PG_RETURN_BOOL(true);
+	PG_RETURN_BOOL(retry_job(id, LockWaitBlock,
+							 PG_ARGISNULL(1) ? NULL : PG_GETARG_INTERVAL_P(1),
+							 PG_ARGISNULL(2) ? (Datum) 0 : PG_GETARG_DATUM(2)));
 }
 
 /*
@@ -205,16 +297,12 @@ retry_fetched(Oid userid, MemoryContext job_cxt)
 		MemoryContext oldcxt = MemoryContextSwitchTo(job_cxt);
 		HeapTuple	tuple = SPI_tuptable->vals[i];
 		TupleDesc	desc = SPI_tuptable->tupdesc;
-		JqJob		job = {0};
 		bool		isnull;
 		int64		id = DatumGetInt64(SPI_getbinval(tuple, desc, 1, &isnull));
 
 		if (jq_may_handle_role(userid, SPI_getvalue(tuple, desc, 2)) &&
-			take_failed(id, LockWaitSkip, &job))
-		{
-			jq_insert_job(&job, get_role_oid(job.role, true));
+			retry_job(id, LockWaitSkip, NULL, (Datum) 0))
 			count++;
-		}
 		MemoryContextSwitchTo(oldcxt);
 		MemoryContextReset(job_cxt);
 	}
@@ -222,7 +310,7 @@ retry_fetched(Oid userid, MemoryContext job_cxt)
 }
 
 /*
- * jq.retry_all(queue, name, failed_since, sqlstate)
+ * jq.retry_all(queue, name, batch_id, failed_since, sqlstate)
  *
  * Jobs that somebody else takes at this moment are left to him, so that two
  * of these can neither take the same job nor wait for each other.
@@ -230,9 +318,9 @@ retry_fetched(Oid userid, MemoryContext job_cxt)
 Datum
 jq_retry_all(PG_FUNCTION_ARGS)
 {
-	Oid			types[] = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TEXTOID};
-	Datum		values[4];
-	char		nulls[] = "    ";
+	Oid			types[] = {TEXTOID, TEXTOID, INT8OID, TIMESTAMPTZOID, TEXTOID};
+	Datum		values[5];
+	char		nulls[] = "     ";
 	JqOwnerSection section;
 	MemoryContext job_cxt;
 	Portal		portal;
@@ -254,8 +342,9 @@ jq_retry_all(PG_FUNCTION_ARGS)
 									   "SELECT f.id, f.role FROM jq.failed_jobs AS f"
 									   " WHERE ($1 IS NULL OR f.queue = $1)"
 									   " AND ($2 IS NULL OR f.name = $2)"
-									   " AND ($3 IS NULL OR f.failed_at >= $3)"
-									   " AND ($4 IS NULL OR f.sqlstate = $4)"
+									   " AND ($3 IS NULL OR f.batch_id = $3)"
+									   " AND ($4 IS NULL OR f.failed_at >= $4)"
+									   " AND ($5 IS NULL OR f.sqlstate = $5)"
 									   " ORDER BY f.id",
 									   lengthof(types), types, values, nulls,
 									   false, 0);
@@ -279,10 +368,19 @@ jq_retry_all(PG_FUNCTION_ARGS)
 Datum
 jq_forget(PG_FUNCTION_ARGS)
 {
+	int64		id = jq_id_argument(fcinfo, "jq.forget()");
+	Relation	rel = table_open(jq_catalog()->failed_jobs, RowExclusiveLock);
 	JqJob		job = {0};
+	TupleTableSlot *slot = lock_failed(rel, id, LockWaitBlock, &job);
 	int			links;
 
-	if (!take_failed(jq_id_argument(fcinfo, "jq.forget()"), LockWaitBlock, &job))
+	if (slot)
+	{
+		delete_failed(rel, slot);
+		ExecDropSingleTupleTableSlot(slot);
+	}
+	table_close(rel, NoLock);
+	if (slot == NULL)
 		PG_RETURN_BOOL(false);
 	links = jq_chain_length(&job);
 	if (links > 0)

@@ -43,6 +43,41 @@
 #define MAX_SPAN_US \
 	(INT64CONST(100) * MONTHS_PER_YEAR * DAYS_PER_MONTH * USECS_PER_DAY)
 
+/* Arguments of jq.register() */
+enum
+{
+	REGISTER_HANDLER,
+	REGISTER_NAME,
+	REGISTER_QUEUE,
+	REGISTER_MAX_ATTEMPTS,
+	REGISTER_TIMEOUT,
+	REGISTER_BACKOFF,
+	REGISTER_PRIORITY,
+	REGISTER_RETRY_FOR,
+	REGISTER_EXPIRES,
+	REGISTER_FAIL_ON_TIMEOUT,
+	REGISTER_MAX_EXCEPTIONS,
+	REGISTER_PERMANENT_ERRORS,
+	REGISTER_ON_FAILED,
+	REGISTER_KEEP_RESULT,
+	REGISTER_UNIQUE_KEY,
+	REGISTER_UNIQUE_FOR,
+	REGISTER_UNIQUE_UNTIL,
+	REGISTER_ON_CONFLICT,
+	REGISTER_DEBOUNCE_MAX,
+	REGISTER_OVERLAP_KEY,
+	REGISTER_OVERLAP_WAIT,
+	REGISTER_MAX_RUNNING,
+	REGISTER_RUNNING_KEY,
+	REGISTER_RATE_KEY,
+	REGISTER_RATE_MAX,
+	REGISTER_RATE_PER,
+	REGISTER_RATE_BURST,
+	REGISTER_LIMIT_SCOPE,
+	REGISTER_GROUP_KEY,
+	REGISTER_MIDDLEWARE
+};
+
 typedef struct HandlerEntry
 {
 	char		name[JQ_NAME_MAX + 1];
@@ -54,6 +89,10 @@ static HTAB *cache = NULL;
 static uint64 cache_epoch = 0;
 
 static void read_policy(JqHandler *handler, const Datum *values,
+						const bool *nulls);
+static void read_unique(JqHandler *handler, const Datum *values,
+						const bool *nulls);
+static void read_limits(JqHandler *handler, const Datum *values,
 						const bool *nulls);
 static int *read_sqlstates(ArrayType *array, int *count);
 static void find_function(JqHandler *handler);
@@ -123,10 +162,10 @@ resolve_alias(const char *name)
 static void
 read_handler(JqHandler *handler, HeapTuple tuple, TupleDesc desc)
 {
-	Datum		values[32];
-	bool		nulls[32];
+	Datum		values[HANDLERS_NATTS];
+	bool		nulls[HANDLERS_NATTS];
 
-	Assert(desc->natts <= lengthof(values));
+	Assert(desc->natts == HANDLERS_NATTS);
 	heap_deform_tuple(tuple, desc, values, nulls);
 
 	MemSet(handler, 0, sizeof(JqHandler));
@@ -153,6 +192,8 @@ read_handler(JqHandler *handler, HeapTuple tuple, TupleDesc desc)
 			handler->backoff[i] = *DatumGetIntervalP(elements[i]);
 	}
 	read_policy(handler, values, nulls);
+	read_unique(handler, values, nulls);
+	read_limits(handler, values, nulls);
 	find_function(handler);
 }
 
@@ -183,6 +224,68 @@ read_policy(JqHandler *handler, const Datum *values, const bool *nulls)
 	if (!nulls[HANDLERS_ON_FAILED - 1])
 		text_to_cstring_buffer(DatumGetTextPP(values[HANDLERS_ON_FAILED - 1]),
 							   handler->on_failed, sizeof(handler->on_failed));
+}
+
+/*
+ * The same for what makes its jobs unique.
+ */
+static void
+read_unique(JqHandler *handler, const Datum *values, const bool *nulls)
+{
+	handler->unique = !nulls[HANDLERS_UNIQUE_KEY - 1] ||
+		!nulls[HANDLERS_UNIQUE_FOR - 1] || !nulls[HANDLERS_UNIQUE_UNTIL - 1];
+	jq_read_key_source(&handler->unique_key, values[HANDLERS_UNIQUE_KEY - 1],
+					   nulls[HANDLERS_UNIQUE_KEY - 1]);
+	read_interval(&handler->unique_for, values, nulls, HANDLERS_UNIQUE_FOR);
+	read_interval(&handler->debounce_max, values, nulls, HANDLERS_DEBOUNCE_MAX);
+	if (!nulls[HANDLERS_UNIQUE_UNTIL - 1])
+		handler->unique_until = jq_parse_unique_until(values[HANDLERS_UNIQUE_UNTIL - 1]);
+	if (!nulls[HANDLERS_ON_CONFLICT - 1])
+		handler->on_conflict = jq_parse_on_conflict(values[HANDLERS_ON_CONFLICT - 1]);
+}
+
+static int32
+read_integer(const Datum *values, const bool *nulls, int column, int32 missing)
+{
+	return nulls[column - 1] ? missing : DatumGetInt32(values[column - 1]);
+}
+
+/*
+ * The same for what they may have to wait for.
+ */
+static void
+read_limits(JqHandler *handler, const Datum *values, const bool *nulls)
+{
+	jq_read_key_source(&handler->overlap_key, values[HANDLERS_OVERLAP_KEY - 1],
+					   nulls[HANDLERS_OVERLAP_KEY - 1]);
+	jq_read_key_source(&handler->running_key, values[HANDLERS_RUNNING_KEY - 1],
+					   nulls[HANDLERS_RUNNING_KEY - 1]);
+	jq_read_key_source(&handler->rate_key, values[HANDLERS_RATE_KEY - 1],
+					   nulls[HANDLERS_RATE_KEY - 1]);
+	jq_read_key_source(&handler->group_key, values[HANDLERS_GROUP_KEY - 1],
+					   nulls[HANDLERS_GROUP_KEY - 1]);
+	read_interval(&handler->overlap_wait, values, nulls, HANDLERS_OVERLAP_WAIT);
+	read_interval(&handler->rate_per, values, nulls, HANDLERS_RATE_PER);
+	handler->max_running = read_integer(values, nulls, HANDLERS_MAX_RUNNING, -1);
+	handler->rate_max = read_integer(values, nulls, HANDLERS_RATE_MAX, -1);
+	handler->rate_burst = read_integer(values, nulls, HANDLERS_RATE_BURST, 0);
+	strlcpy(handler->limit_scope, handler->name, sizeof(handler->limit_scope));
+	if (!nulls[HANDLERS_LIMIT_SCOPE - 1])
+		text_to_cstring_buffer(DatumGetTextPP(values[HANDLERS_LIMIT_SCOPE - 1]),
+							   handler->limit_scope, sizeof(handler->limit_scope));
+	if (!nulls[HANDLERS_MIDDLEWARE - 1])
+	{
+		Datum	   *elements;
+
+		deconstruct_array(DatumGetArrayTypeP(values[HANDLERS_MIDDLEWARE - 1]),
+						  TEXTOID, -1, false, TYPALIGN_INT, &elements, NULL,
+						  &handler->nmiddleware);
+		handler->middleware = palloc(handler->nmiddleware * sizeof(char *));
+		for (int i = 0; i < handler->nmiddleware; i++)
+			handler->middleware[i] = TextDatumGetCString(elements[i]);
+	}
+	handler->limited = handler->overlap_key.text || handler->max_running >= 0 ||
+		handler->rate_max >= 0;
 }
 
 /*
@@ -224,22 +327,13 @@ read_sqlstates(ArrayType *array, int *count)
 static void
 find_function(JqHandler *handler)
 {
-	LOCAL_FCINFO(fcinfo, 1);
-	JqOwnerSection section;
-	Datum		function;
+	Oid			function = jq_function_of_signature(handler->signature);
 	HeapTuple	tuple;
 	Form_pg_proc form;
 
-	InitFunctionCallInfoData(*fcinfo, NULL, 1, InvalidOid, NULL, NULL);
-	fcinfo->args[0].value = CStringGetTextDatum(handler->signature);
-	fcinfo->args[0].isnull = false;
-	jq_enter_owner(&section);
-	function = to_regprocedure(fcinfo);
-	jq_leave_owner(&section);
-	if (fcinfo->isnull)
+	if (!OidIsValid(function))
 		return;
-
-	tuple = SearchSysCache1(PROCOID, function);
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
 	if (!HeapTupleIsValid(tuple))
 		return;
 	form = (Form_pg_proc) GETSTRUCT(tuple);
@@ -333,6 +427,17 @@ jq_copy_handler(const JqHandler *handler)
 		memcpy(copy->permanent, handler->permanent,
 			   handler->npermanent * sizeof(int));
 	}
+	jq_copy_key_source(&copy->unique_key, &handler->unique_key);
+	jq_copy_key_source(&copy->overlap_key, &handler->overlap_key);
+	jq_copy_key_source(&copy->running_key, &handler->running_key);
+	jq_copy_key_source(&copy->rate_key, &handler->rate_key);
+	jq_copy_key_source(&copy->group_key, &handler->group_key);
+	if (handler->nmiddleware > 0)
+	{
+		copy->middleware = palloc(handler->nmiddleware * sizeof(char *));
+		for (int i = 0; i < handler->nmiddleware; i++)
+			copy->middleware[i] = pstrdup(handler->middleware[i]);
+	}
 	return copy;
 }
 
@@ -366,13 +471,11 @@ jq_deadline(const JqHandler *handler, const JqJob *job)
 }
 
 /*
- * Raise an error unless the role may run the handler: its function must be
- * there, and one that the role could call itself.  A superuser's job must not be
- * a way for others to run their code as that superuser, so its function must
- * be a superuser's, or run as its own owner.
+ * Raise an error unless the handler's function is there, and one that the role
+ * could call itself.
  */
 void
-jq_check_handler_rights(const JqHandler *handler, Oid roleid)
+jq_check_function_rights(const JqHandler *handler, Oid roleid)
 {
 	if (!OidIsValid(handler->function))
 		ereport(ERROR,
@@ -396,6 +499,17 @@ jq_check_handler_rights(const JqHandler *handler, Oid roleid)
 				 errdetail("Role \"%s\" lacks EXECUTE on function %s.",
 						   GetUserNameFromId(roleid, false),
 						   handler->signature)));
+}
+
+/*
+ * Raise an error unless the role may run the handler.  A superuser's job must
+ * not be a way for others to run their code as that superuser, so its function
+ * must be a superuser's, or run as its own owner.
+ */
+void
+jq_check_handler_rights(const JqHandler *handler, Oid roleid)
+{
+	jq_check_function_rights(handler, roleid);
 	if (superuser_arg(roleid) && !handler->definer && !handler->superuser_owned)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
@@ -577,45 +691,51 @@ name_argument(FunctionCallInfo fcinfo, int n, const char *what)
 }
 
 /*
- * Check a length of time that a handler may have, argument n.
+ * Raise an error unless it is a length of time that jq works with.
  */
-static void
-check_span(FunctionCallInfo fcinfo, int n, const char *what)
+void
+jq_check_span(const Interval *interval, const char *what)
 {
-	int64		us;
+	int64		us = interval_us(interval);
 
-	if (PG_ARGISNULL(n))
-		return;
-	us = interval_us(PG_GETARG_INTERVAL_P(n));
 	if (us <= 0 || us > MAX_SPAN_US)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("%s must be greater than zero and at most 100 years", what)));
 }
 
+static void
+check_span(FunctionCallInfo fcinfo, int n, const char *what)
+{
+	if (!PG_ARGISNULL(n))
+		jq_check_span(PG_GETARG_INTERVAL_P(n), what);
+}
+
 /*
- * Check what is to happen when jobs fail: arguments 7 to 12 of jq.register().
+ * Check what is to happen when jobs fail.
  */
 static void
 check_policy(FunctionCallInfo fcinfo)
 {
-	check_span(fcinfo, 7, "retry_for");
-	check_span(fcinfo, 8, "expires");
-	check_span(fcinfo, 13, "keep_result");
-	if (!PG_ARGISNULL(10) && PG_GETARG_INT32(10) <= 0)
+	check_span(fcinfo, REGISTER_RETRY_FOR, "retry_for");
+	check_span(fcinfo, REGISTER_EXPIRES, "expires");
+	check_span(fcinfo, REGISTER_KEEP_RESULT, "keep_result");
+	if (!PG_ARGISNULL(REGISTER_MAX_EXCEPTIONS) &&
+		PG_GETARG_INT32(REGISTER_MAX_EXCEPTIONS) <= 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_exceptions must be at least 1"),
 				 errhint("NULL means no limit of its own.")));
-	if (!PG_ARGISNULL(11))
+	if (!PG_ARGISNULL(REGISTER_PERMANENT_ERRORS))
 	{
 		int			count;
 
-		(void) read_sqlstates(PG_GETARG_ARRAYTYPE_P(11), &count);
+		(void) read_sqlstates(PG_GETARG_ARRAYTYPE_P(REGISTER_PERMANENT_ERRORS),
+							  &count);
 	}
-	if (!PG_ARGISNULL(12))
+	if (!PG_ARGISNULL(REGISTER_ON_FAILED))
 	{
-		text	   *name = name_argument(fcinfo, 12, "handler");
+		text	   *name = name_argument(fcinfo, REGISTER_ON_FAILED, "handler");
 
 		if (jq_find_handler(text_to_cstring(name)) == NULL)
 			ereport(NOTICE,
@@ -625,91 +745,278 @@ check_policy(FunctionCallInfo fcinfo)
 }
 
 /*
- * jq.register(handler, name, queue, max_attempts, timeout, backoff, priority,
- *			   retry_for, expires, fail_on_timeout, max_exceptions,
- *			   permanent_errors, on_failed, keep_result)
+ * Set a column of the handler's row to an argument as it is given.
+ */
+static void
+set_column(FunctionCallInfo fcinfo, int column, int argument, Datum *values,
+		   char *nulls)
+{
+	values[column - 1] = PG_GETARG_DATUM(argument);
+	nulls[column - 1] = PG_ARGISNULL(argument) ? 'n' : ' ';
+}
+
+static void
+set_key_source(FunctionCallInfo fcinfo, int column, int argument,
+			   const char *what, Datum *values, char *nulls)
+{
+	if (PG_ARGISNULL(argument))
+		nulls[column - 1] = 'n';
+	else
+		values[column - 1] =
+			CStringGetTextDatum(jq_check_key_source(PG_GETARG_TEXT_PP(argument), what));
+}
+
+/*
+ * Check what is to make jobs unique, and set the columns for it.
+ */
+static void
+set_unique(FunctionCallInfo fcinfo, Datum *values, char *nulls)
+{
+	bool		unique = !PG_ARGISNULL(REGISTER_UNIQUE_KEY) ||
+	!PG_ARGISNULL(REGISTER_UNIQUE_FOR) || !PG_ARGISNULL(REGISTER_UNIQUE_UNTIL);
+	JqUniqueUntil until = JQ_UNTIL_DONE;
+	JqOnConflict conflict = JQ_CONFLICT_KEEP;
+
+	set_key_source(fcinfo, HANDLERS_UNIQUE_KEY, REGISTER_UNIQUE_KEY,
+				   "unique_key", values, nulls);
+	set_column(fcinfo, HANDLERS_UNIQUE_FOR, REGISTER_UNIQUE_FOR, values, nulls);
+	set_column(fcinfo, HANDLERS_UNIQUE_UNTIL, REGISTER_UNIQUE_UNTIL, values, nulls);
+	set_column(fcinfo, HANDLERS_ON_CONFLICT, REGISTER_ON_CONFLICT, values, nulls);
+	set_column(fcinfo, HANDLERS_DEBOUNCE_MAX, REGISTER_DEBOUNCE_MAX, values, nulls);
+	check_span(fcinfo, REGISTER_UNIQUE_FOR, "unique_for");
+	check_span(fcinfo, REGISTER_DEBOUNCE_MAX, "debounce_max");
+	if (!PG_ARGISNULL(REGISTER_UNIQUE_UNTIL))
+		until = jq_parse_unique_until(PG_GETARG_DATUM(REGISTER_UNIQUE_UNTIL));
+	if (!PG_ARGISNULL(REGISTER_ON_CONFLICT))
+		conflict = jq_parse_on_conflict(PG_GETARG_DATUM(REGISTER_ON_CONFLICT));
+	if (until == JQ_UNTIL_EXPIRY && PG_ARGISNULL(REGISTER_UNIQUE_FOR))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("unique_until \"expiry\" needs unique_for")));
+	if (!unique && !PG_ARGISNULL(REGISTER_ON_CONFLICT))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("on_conflict needs unique_key, unique_for or unique_until")));
+	if (!PG_ARGISNULL(REGISTER_DEBOUNCE_MAX) && conflict != JQ_CONFLICT_DEBOUNCE)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("debounce_max needs on_conflict \"debounce\"")));
+}
+
+/*
+ * Check a number that limits something; NULL means no limit.
+ */
+static void
+check_limit(FunctionCallInfo fcinfo, int n, int least, int most, const char *what)
+{
+	if (!PG_ARGISNULL(n) &&
+		(PG_GETARG_INT32(n) < least || PG_GETARG_INT32(n) > most))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s must be between %d and %d", what, least, most)));
+}
+
+/*
+ * A function of the middleware, checked, as it is stored.
+ */
+static Datum
+checked_middleware(Oid function)
+{
+	char	   *signature = format_procedure_qualified(function);
+
+	check_function(function, signature);
+	if (get_func_rettype(function) != INTERVALOID || get_func_nargs(function) != 2)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("function %s cannot be middleware", signature),
+				 errdetail("Middleware takes (jsonb, jq.context) and returns interval.")));
+	return CStringGetTextDatum(signature);
+}
+
+static void
+set_middleware(FunctionCallInfo fcinfo, Datum *values, char *nulls)
+{
+	Datum	   *elements;
+	bool	   *element_nulls;
+	int			count;
+
+	nulls[HANDLERS_MIDDLEWARE - 1] = 'n';
+	if (PG_ARGISNULL(REGISTER_MIDDLEWARE))
+		return;
+	deconstruct_array(PG_GETARG_ARRAYTYPE_P(REGISTER_MIDDLEWARE), REGPROCEDUREOID,
+					  sizeof(Oid), true, TYPALIGN_INT, &elements, &element_nulls,
+					  &count);
+	for (int i = 0; i < count; i++)
+	{
+		if (element_nulls[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("middleware must not contain NULL")));
+		elements[i] = checked_middleware(DatumGetObjectId(elements[i]));
+	}
+	if (count == 0)
+		return;
+	values[HANDLERS_MIDDLEWARE - 1] =
+		PointerGetDatum(construct_array(elements, count, TEXTOID, -1, false,
+										TYPALIGN_INT));
+	nulls[HANDLERS_MIDDLEWARE - 1] = ' ';
+}
+
+/*
+ * Check what jobs may have to wait for, and set the columns for it.
+ */
+static void
+set_limits(FunctionCallInfo fcinfo, Datum *values, char *nulls)
+{
+	set_key_source(fcinfo, HANDLERS_OVERLAP_KEY, REGISTER_OVERLAP_KEY,
+				   "overlap_key", values, nulls);
+	set_key_source(fcinfo, HANDLERS_RUNNING_KEY, REGISTER_RUNNING_KEY,
+				   "running_key", values, nulls);
+	set_key_source(fcinfo, HANDLERS_RATE_KEY, REGISTER_RATE_KEY,
+				   "rate_key", values, nulls);
+	set_key_source(fcinfo, HANDLERS_GROUP_KEY, REGISTER_GROUP_KEY,
+				   "group_key", values, nulls);
+	for (int i = 0; i < 2; i++)
+		set_column(fcinfo, i == 0 ? HANDLERS_OVERLAP_WAIT : HANDLERS_RATE_PER,
+				   i == 0 ? REGISTER_OVERLAP_WAIT : REGISTER_RATE_PER, values, nulls);
+	set_column(fcinfo, HANDLERS_MAX_RUNNING, REGISTER_MAX_RUNNING, values, nulls);
+	set_column(fcinfo, HANDLERS_RATE_MAX, REGISTER_RATE_MAX, values, nulls);
+	set_column(fcinfo, HANDLERS_RATE_BURST, REGISTER_RATE_BURST, values, nulls);
+	nulls[HANDLERS_LIMIT_SCOPE - 1] = 'n';
+	if (!PG_ARGISNULL(REGISTER_LIMIT_SCOPE))
+	{
+		values[HANDLERS_LIMIT_SCOPE - 1] =
+			PointerGetDatum(name_argument(fcinfo, REGISTER_LIMIT_SCOPE, "limit_scope"));
+		nulls[HANDLERS_LIMIT_SCOPE - 1] = ' ';
+	}
+	set_middleware(fcinfo, values, nulls);
+
+	check_span(fcinfo, REGISTER_OVERLAP_WAIT, "overlap_wait");
+	check_span(fcinfo, REGISTER_RATE_PER, "rate_per");
+	check_limit(fcinfo, REGISTER_MAX_RUNNING, 0, JQ_MAX_PLACES, "max_running");
+	check_limit(fcinfo, REGISTER_RATE_MAX, 0, INT_MAX, "rate_max");
+	check_limit(fcinfo, REGISTER_RATE_BURST, 1, INT_MAX, "rate_burst");
+	if (PG_ARGISNULL(REGISTER_RATE_MAX) != PG_ARGISNULL(REGISTER_RATE_PER))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("rate_max and rate_per must be given together")));
+	if (PG_ARGISNULL(REGISTER_RATE_MAX) &&
+		(!PG_ARGISNULL(REGISTER_RATE_KEY) || !PG_ARGISNULL(REGISTER_RATE_BURST)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("rate_key and rate_burst need rate_max")));
+	if (PG_ARGISNULL(REGISTER_MAX_RUNNING) && !PG_ARGISNULL(REGISTER_RUNNING_KEY))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("running_key needs max_running")));
+	if (PG_ARGISNULL(REGISTER_OVERLAP_KEY) && !PG_ARGISNULL(REGISTER_OVERLAP_WAIT))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("overlap_wait needs overlap_key")));
+}
+
+/*
+ * jq.register(handler, name, ...)
  */
 Datum
 jq_register(PG_FUNCTION_ARGS)
 {
-	/* the columns in order, the last one apart */
+	/* the columns in order, but for the last one */
 	Oid			types[] = {TEXTOID, TEXTOID, TEXTOID, INT4OID, INT4OID,
 		INTERVALOID, INTERVALARRAYOID, INTERVALOID, INTERVALOID, BOOLOID,
-	INT4OID, TEXTARRAYOID, TEXTOID, INTERVALOID, TEXTOID};
-	Datum		values[15];
-	char		nulls[] = "               ";
+		INT4OID, TEXTARRAYOID, TEXTOID, INTERVALOID, TEXTOID, INTERVALOID,
+		TEXTOID, TEXTOID, INTERVALOID, TEXTOID, INTERVALOID, INT4OID, TEXTOID,
+		TEXTOID, INT4OID, INTERVALOID, INT4OID, TEXTOID, TEXTOID, TEXTARRAYOID,
+	TEXTOID};
+	Datum		values[HANDLERS_REGISTERED_BY] = {0};
+	char		nulls[HANDLERS_REGISTERED_BY + 1];
 	Oid			function;
 	char	   *signature;
 	int32		max_attempts;
 	text	   *name;
 	text	   *queue;
 
+	StaticAssertStmt(lengthof(types) == lengthof(values),
+					 "a type for each column of jq.handlers");
 	jq_require_administer();
 
-	if (PG_ARGISNULL(0))
+	if (PG_ARGISNULL(REGISTER_HANDLER))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("handler must not be NULL")));
-	function = PG_GETARG_OID(0);
+	function = PG_GETARG_OID(REGISTER_HANDLER);
 	signature = format_procedure_qualified(function);
 	check_function(function, signature);
 
-	if (PG_ARGISNULL(1))
+	if (PG_ARGISNULL(REGISTER_NAME))
 	{
 		name = cstring_to_text(get_func_name(function));
 		jq_check_name(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), "handler");
 	}
 	else
-		name = name_argument(fcinfo, 1, "handler");
-	queue = PG_ARGISNULL(2) ? cstring_to_text("default") :
-		name_argument(fcinfo, 2, "queue");
-	max_attempts = PG_ARGISNULL(3) ? 3 : PG_GETARG_INT32(3);
+		name = name_argument(fcinfo, REGISTER_NAME, "handler");
+	queue = PG_ARGISNULL(REGISTER_QUEUE) ? cstring_to_text("default") :
+		name_argument(fcinfo, REGISTER_QUEUE, "queue");
+	max_attempts = PG_ARGISNULL(REGISTER_MAX_ATTEMPTS) ? 3 :
+		PG_GETARG_INT32(REGISTER_MAX_ATTEMPTS);
 	if (max_attempts <= 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("max_attempts must be at least 1")));
-	if (!PG_ARGISNULL(4))
-		check_timeout(PG_GETARG_INTERVAL_P(4));
-	if (!PG_ARGISNULL(5))
-		check_backoff(PG_GETARG_ARRAYTYPE_P(5));
+	if (!PG_ARGISNULL(REGISTER_TIMEOUT))
+		check_timeout(PG_GETARG_INTERVAL_P(REGISTER_TIMEOUT));
+	if (!PG_ARGISNULL(REGISTER_BACKOFF))
+		check_backoff(PG_GETARG_ARRAYTYPE_P(REGISTER_BACKOFF));
 	check_policy(fcinfo);
 
-	values[0] = PointerGetDatum(name);
-	values[1] = CStringGetTextDatum(signature);
-	values[2] = PointerGetDatum(queue);
-	values[3] = Int32GetDatum(PG_ARGISNULL(6) ? 0 : PG_GETARG_INT32(6));
-	values[4] = Int32GetDatum(max_attempts);
-	values[5] = PG_GETARG_DATUM(4);
-	nulls[5] = PG_ARGISNULL(4) ? 'n' : ' ';
-	values[6] = PG_GETARG_DATUM(5);
-	nulls[6] = PG_ARGISNULL(5) ? 'n' : ' ';
-	for (int i = 7; i < 14; i++)
-	{
-		values[i] = PG_GETARG_DATUM(i);
-		nulls[i] = PG_ARGISNULL(i) ? 'n' : ' ';
-	}
-	values[9] = BoolGetDatum(!PG_ARGISNULL(9) && PG_GETARG_BOOL(9));
-	nulls[9] = ' ';
-	values[14] = CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
+	memset(nulls, ' ', lengthof(values));
+	nulls[lengthof(values)] = '\0';
+	values[HANDLERS_NAME - 1] = PointerGetDatum(name);
+	values[HANDLERS_HANDLER - 1] = CStringGetTextDatum(signature);
+	values[HANDLERS_QUEUE - 1] = PointerGetDatum(queue);
+	values[HANDLERS_PRIORITY - 1] =
+		Int32GetDatum(PG_ARGISNULL(REGISTER_PRIORITY) ? 0 : PG_GETARG_INT32(REGISTER_PRIORITY));
+	values[HANDLERS_MAX_ATTEMPTS - 1] = Int32GetDatum(max_attempts);
+	set_column(fcinfo, HANDLERS_TIMEOUT, REGISTER_TIMEOUT, values, nulls);
+	set_column(fcinfo, HANDLERS_BACKOFF, REGISTER_BACKOFF, values, nulls);
+	set_column(fcinfo, HANDLERS_RETRY_FOR, REGISTER_RETRY_FOR, values, nulls);
+	set_column(fcinfo, HANDLERS_EXPIRES, REGISTER_EXPIRES, values, nulls);
+	values[HANDLERS_FAIL_ON_TIMEOUT - 1] =
+		BoolGetDatum(!PG_ARGISNULL(REGISTER_FAIL_ON_TIMEOUT) &&
+					 PG_GETARG_BOOL(REGISTER_FAIL_ON_TIMEOUT));
+	set_column(fcinfo, HANDLERS_MAX_EXCEPTIONS, REGISTER_MAX_EXCEPTIONS, values, nulls);
+	set_column(fcinfo, HANDLERS_PERMANENT_ERRORS, REGISTER_PERMANENT_ERRORS, values, nulls);
+	set_column(fcinfo, HANDLERS_ON_FAILED, REGISTER_ON_FAILED, values, nulls);
+	set_column(fcinfo, HANDLERS_KEEP_RESULT, REGISTER_KEEP_RESULT, values, nulls);
+	set_unique(fcinfo, values, nulls);
+	set_limits(fcinfo, values, nulls);
+	values[HANDLERS_REGISTERED_BY - 1] =
+		CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
 
 	/* a name that somebody was renamed from is taken over */
 	jq_owner_execute("DELETE FROM jq.handler_aliases WHERE alias = $1",
 					 1, types, values, nulls, NULL);
 	jq_owner_execute("INSERT INTO jq.handlers AS h (name, handler, queue, priority, max_attempts,"
 					 " timeout, backoff, retry_for, expires, fail_on_timeout, max_exceptions,"
-					 " permanent_errors, on_failed, keep_result, registered_by, registered_at)"
-					 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, clock_timestamp())"
-					 " ON CONFLICT (name) DO UPDATE SET handler = excluded.handler,"
-					 " queue = excluded.queue, priority = excluded.priority,"
-					 " max_attempts = excluded.max_attempts, timeout = excluded.timeout,"
-					 " backoff = excluded.backoff, retry_for = excluded.retry_for,"
-					 " expires = excluded.expires, fail_on_timeout = excluded.fail_on_timeout,"
-					 " max_exceptions = excluded.max_exceptions,"
-					 " permanent_errors = excluded.permanent_errors,"
-					 " on_failed = excluded.on_failed, keep_result = excluded.keep_result,"
-					 " registered_by = excluded.registered_by,"
-					 " registered_at = excluded.registered_at",
+					 " permanent_errors, on_failed, keep_result, unique_key, unique_for,"
+					 " unique_until, on_conflict, debounce_max, overlap_key, overlap_wait,"
+					 " max_running, running_key, rate_key, rate_max, rate_per, rate_burst,"
+					 " limit_scope, group_key, middleware, registered_by, registered_at)"
+					 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15,"
+					 " $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30,"
+					 " $31, clock_timestamp())"
+					 " ON CONFLICT (name) DO UPDATE SET (handler, queue, priority, max_attempts,"
+					 " timeout, backoff, retry_for, expires, fail_on_timeout, max_exceptions,"
+					 " permanent_errors, on_failed, keep_result, unique_key, unique_for,"
+					 " unique_until, on_conflict, debounce_max, overlap_key, overlap_wait,"
+					 " max_running, running_key, rate_key, rate_max, rate_per, rate_burst,"
+					 " limit_scope, group_key, middleware, registered_by, registered_at) ="
+					 " ROW ($2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15,"
+					 " $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30,"
+					 " $31, clock_timestamp())",
 					 lengthof(values), types, values, nulls, NULL);
+	jq_retry_held(PG_ARGISNULL(REGISTER_LIMIT_SCOPE) ? text_to_cstring(name) :
+				  TextDatumGetCString(values[HANDLERS_LIMIT_SCOPE - 1]), false);
 	PG_RETURN_TEXT_P(name);
 }
 
@@ -745,6 +1052,7 @@ jq_unregister(PG_FUNCTION_ARGS)
 	if (jq_owner_execute("DELETE FROM jq.handlers WHERE name = $1",
 						 1, types, values, NULL, NULL) == 0)
 		jq_report_unregistered(text_to_cstring(name));
+	jq_retry_held(text_to_cstring(name), false);
 	PG_RETURN_VOID();
 }
 
@@ -780,7 +1088,10 @@ jq_rename_handler(PG_FUNCTION_ARGS)
 	if (jq_owner_execute("UPDATE jq.handlers SET name = $2 WHERE name = $1",
 						 2, types, values, NULL, NULL) == 0)
 		jq_report_unregistered(text_to_cstring(old));
+	jq_owner_execute("UPDATE jq.claims SET name = $2 WHERE name = $1",
+					 2, types, values, NULL, NULL);
 	jq_owner_execute("INSERT INTO jq.handler_aliases (alias, name) VALUES ($1, $2)",
 					 2, types, values, NULL, NULL);
+	jq_retry_held(text_to_cstring(old), false);
 	PG_RETURN_VOID();
 }

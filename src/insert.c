@@ -53,6 +53,7 @@ typedef struct Insertion
 	TupleTableSlot *slot;
 	MemoryContext row_cxt;		/* reset for each row */
 	bool		ready;
+	bool		checked;		/* nothing that insertion would pass by */
 } Insertion;
 
 static Insertion insertion;
@@ -153,6 +154,15 @@ check_table(Relation rel)
 	}
 }
 
+/*
+ * Our own partial index, which jobs without a batch are not in.
+ */
+static bool
+is_batch_index(Relation index)
+{
+	return RelationGetRelid(index) == jq_catalog()->jobs_batch;
+}
+
 static void
 open_indexes(Relation rel)
 {
@@ -170,8 +180,9 @@ open_indexes(Relation rel)
 		insertion.nindexes++;
 		info = BuildIndexInfo(index);
 		insertion.infos[insertion.nindexes - 1] = info;
-		if (info->ii_Expressions != NIL || info->ii_Predicate != NIL ||
-			info->ii_ExclusionOps != NULL || !index->rd_index->indimmediate)
+		if (info->ii_Expressions != NIL || info->ii_ExclusionOps != NULL ||
+			!index->rd_index->indimmediate ||
+			(info->ii_Predicate != NIL && !is_batch_index(index)))
 			refuse(psprintf("index \"%s\" on table jq.jobs",
 							RelationGetRelationName(index)));
 	}
@@ -193,7 +204,6 @@ open_insertion(void)
 	PG_TRY();
 	{
 		insertion.rel = table_open(catalog->jobs, RowExclusiveLock);
-		check_table(insertion.rel);
 		open_indexes(insertion.rel);
 		insertion.slot = MakeSingleTupleTableSlot(RelationGetDescr(insertion.rel),
 												  &TTSOpsHeapTuple);
@@ -276,6 +286,53 @@ jq_random_stamp(void)
 }
 
 /*
+ * Make the index entries of the row in the slot.
+ */
+static void
+insert_index_entries(TupleTableSlot *slot)
+{
+	Datum		values[INDEX_MAX_KEYS];
+	bool		nulls[INDEX_MAX_KEYS];
+
+	for (int i = 0; i < insertion.nindexes; i++)
+	{
+		Relation	index = insertion.indexes[i];
+
+		/* one that is being built concurrently may not want rows yet */
+		if (!insertion.infos[i]->ii_ReadyForInserts)
+			continue;
+		FormIndexDatum(insertion.infos[i], slot, NULL, values, nulls);
+		if (nulls[0] && is_batch_index(index))
+			continue;
+		index_insert(index, values, nulls, &slot->tts_tid, insertion.rel,
+					 index->rd_index->indisunique ?
+					 UNIQUE_CHECK_YES : UNIQUE_CHECK_NO,
+					 false, insertion.infos[i]);
+	}
+}
+
+/*
+ * Write a new version of a row of jq.jobs that we have locked.  Makes the index
+ * entries that CatalogTupleUpdate() cannot make.
+ */
+void
+jq_update_job(Relation rel, ItemPointer tid, HeapTuple tuple)
+{
+	MemoryContext oldcxt;
+
+	if (!simple_heap_update_compat(rel, tid, tuple))
+		return;
+	if (!insertion.ready)
+		open_insertion();
+	oldcxt = MemoryContextSwitchTo(insertion.row_cxt);
+	ExecForceStoreHeapTuple(tuple, insertion.slot, false);
+	insert_index_entries(insertion.slot);
+	ExecClearTuple(insertion.slot);
+	MemoryContextSwitchTo(oldcxt);
+	MemoryContextReset(insertion.row_cxt);
+}
+
+/*
  * Insert a job of the role, as it is given, and see to it that a worker is
  * woken when the transaction commits.  Rights and values have been checked.
  * The role may be gone (InvalidOid): then nobody needs to be told.
@@ -285,12 +342,15 @@ jq_insert_job(const JqJob *job, Oid roleid)
 {
 	TupleTableSlot *slot;
 	MemoryContext oldcxt;
-	Datum		index_values[INDEX_MAX_KEYS];
-	bool		index_nulls[INDEX_MAX_KEYS];
 	JqKey		key = {job->available_at, job->id};
 
 	if (!insertion.ready)
 		open_insertion();
+	if (!insertion.checked)
+	{
+		check_table(insertion.rel);
+		insertion.checked = true;
+	}
 
 	slot = insertion.slot;
 	oldcxt = MemoryContextSwitchTo(insertion.row_cxt);
@@ -324,24 +384,29 @@ jq_insert_job(const JqJob *job, Oid roleid)
 	slot->tts_isnull[JOBS_CHAIN - 1] = job->chain == (Datum) 0;
 	slot->tts_values[JOBS_PREVIOUS - 1] = job->previous;
 	slot->tts_isnull[JOBS_PREVIOUS - 1] = job->previous == (Datum) 0;
+	slot->tts_values[JOBS_BATCH_ID - 1] = Int64GetDatum(job->batch_id);
+	slot->tts_isnull[JOBS_BATCH_ID - 1] = job->batch_id == 0;
+	slot->tts_values[JOBS_CALLBACK_OF - 1] = Int64GetDatum(job->callback_of);
+	slot->tts_isnull[JOBS_CALLBACK_OF - 1] = job->callback_of == 0;
+	if (job->unique_key)
+	{
+		slot->tts_values[JOBS_UNIQUE_KEY - 1] = CStringGetTextDatum(job->unique_key);
+		slot->tts_isnull[JOBS_UNIQUE_KEY - 1] = false;
+		slot->tts_values[JOBS_UNIQUE_FOR - 1] = IntervalPGetDatum(&job->unique_for);
+		slot->tts_isnull[JOBS_UNIQUE_FOR - 1] = jq_interval_is_zero(&job->unique_for);
+		slot->tts_values[JOBS_UNIQUE_UNTIL - 1] =
+			CStringGetTextDatum(jq_unique_until_name(job->unique_until));
+		slot->tts_isnull[JOBS_UNIQUE_UNTIL - 1] = false;
+	}
+	if (job->group_key)
+	{
+		slot->tts_values[JOBS_GROUP_KEY - 1] = CStringGetTextDatum(job->group_key);
+		slot->tts_isnull[JOBS_GROUP_KEY - 1] = false;
+	}
 	ExecStoreVirtualTuple(slot);
 
 	table_tuple_insert(insertion.rel, slot, GetCurrentCommandId(true), 0, NULL);
-
-	for (int i = 0; i < insertion.nindexes; i++)
-	{
-		Relation	index = insertion.indexes[i];
-
-		/* one that is being built concurrently may not want rows yet */
-		if (!insertion.infos[i]->ii_ReadyForInserts)
-			continue;
-		FormIndexDatum(insertion.infos[i], slot, NULL, index_values, index_nulls);
-		index_insert(index, index_values, index_nulls, &slot->tts_tid,
-					 insertion.rel,
-					 index->rd_index->indisunique ?
-					 UNIQUE_CHECK_YES : UNIQUE_CHECK_NO,
-					 false, insertion.infos[i]);
-	}
+	insert_index_entries(slot);
 
 	ExecClearTuple(slot);
 	MemoryContextSwitchTo(oldcxt);

@@ -12,13 +12,17 @@
 #define JQ_H
 
 #include "access/attnum.h"
+#include "access/skey.h"
 #include "catalog.h"
 #include "datatype/timestamp.h"
 #include "executor/tuptable.h"
 #include "fmgr.h"
+#include "nodes/execnodes.h"
 #include "nodes/pg_list.h"
 #include "shmem.h"
 #include "storage/itemptr.h"
+#include "storage/lock.h"
+#include "utils/array.h"
 #include "utils/relcache.h"
 
 /* Version of the SQL objects that this library serves. */
@@ -36,6 +40,40 @@
 #define ERRCODE_JQ_SKIPPED MAKE_SQLSTATE('J','Q','0','0','3')
 #define ERRCODE_JQ_CANCELLED MAKE_SQLSTATE('J','Q','0','0','4')
 #define ERRCODE_JQ_EXPIRED MAKE_SQLSTATE('J','Q','0','0','5')
+
+/* What ends the claim of a unique job on its key. */
+typedef enum JqUniqueUntil
+{
+	JQ_UNTIL_DONE,
+	JQ_UNTIL_START,
+	JQ_UNTIL_EXPIRY
+} JqUniqueUntil;
+
+/* What becomes of the second job that wants a key. */
+typedef enum JqOnConflict
+{
+	JQ_CONFLICT_KEEP,
+	JQ_CONFLICT_REPLACE,
+	JQ_CONFLICT_DEBOUNCE,
+	JQ_CONFLICT_ERROR
+} JqOnConflict;
+
+/* A place behind a limit, or what a job waits for there. */
+typedef struct JqGate
+{
+	const char *kind;			/* as in jq.held */
+	char	   *scope;
+	char	   *key;
+	int32		places;
+	int32		place;			/* taken by the job */
+	Interval	every;			/* of a rate */
+	TimestampTz wake_at;		/* DT_NOEND: when another job leaves */
+} JqGate;
+
+#define JQ_MAX_GATES 4
+
+/* Greatest max_running. */
+#define JQ_MAX_PLACES 10000
 
 /* A job's row, copied out of jq.jobs so that it outlives buffers and rows. */
 typedef struct JqJob
@@ -58,8 +96,20 @@ typedef struct JqJob
 	int64		chain_id;		/* 0: none */
 	Datum		chain;			/* jsonb, what follows; 0: nothing */
 	Datum		previous;		/* jsonb, result of the link before */
+	int64		batch_id;		/* 0: none */
+	int64		callback_of;	/* 0: none */
+	char	   *unique_key;		/* NULL: not unique */
+	Interval	unique_for;		/* zero: no limit */
+	JqUniqueUntil unique_until;
+	JqOnConflict on_conflict;	/* not stored */
+	char	   *group_key;		/* NULL: none */
 	int64		token;			/* of the lease in the row; 0: none */
 	ItemPointerData tid;		/* of the row, while we have it locked */
+
+	/* the places behind limits that it has */
+	int			ngates;
+	JqGate		gates[JQ_MAX_GATES];
+	bool		admitted;		/* by what is asked once, not at each try */
 
 	/* the attempt, once it has begun */
 	pid_t		pid;
@@ -71,7 +121,10 @@ typedef enum JqEnd
 	JQ_END_FAILED,
 	JQ_END_RELEASED,			/* jq.release() */
 	JQ_END_SKIPPED,				/* jq.skip() */
-	JQ_END_CANCELLED			/* jq.cancel() */
+	JQ_END_CANCELLED,			/* jq.cancel() */
+	JQ_END_DROPPED,				/* its batch was cancelled */
+	JQ_END_HELD,				/* not started: it waits at a gate now */
+	JQ_END_LOST					/* not started: somebody else has it */
 } JqEnd;
 
 /* How an attempt ended, when it did not end well. */
@@ -90,7 +143,15 @@ typedef struct JqFailure
 	bool		timed_out;
 	bool		durable;		/* its record must outlive a crash right after */
 	Interval	delay;			/* of a release */
+	JqGate		gate;			/* where it is held */
 } JqFailure;
+
+/* Where a key comes from: a jsonpath, or a function. */
+typedef struct JqKeySource
+{
+	char	   *text;			/* as registered; NULL: there is none */
+	Datum		path;			/* 0: it is a function */
+} JqKeySource;
 
 /* A handler as jq.register() left it, with the function found. */
 typedef struct JqHandler
@@ -111,6 +172,25 @@ typedef struct JqHandler
 	int		   *permanent;		/* SQLSTATEs, or classes (ERRCODE_TO_CATEGORY) */
 	char		on_failed[JQ_NAME_MAX + 1]; /* '': none */
 	Interval	keep_result;	/* zero: not */
+	bool		unique;
+	JqKeySource unique_key;
+	Interval	unique_for;		/* zero: no limit */
+	JqUniqueUntil unique_until;
+	JqOnConflict on_conflict;
+	Interval	debounce_max;	/* zero: no limit */
+	bool		limited;		/* has one of what follows */
+	JqKeySource overlap_key;
+	Interval	overlap_wait;	/* zero: until it is free */
+	int32		max_running;	/* -1: no limit */
+	JqKeySource running_key;
+	JqKeySource rate_key;
+	int32		rate_max;		/* -1: no limit */
+	Interval	rate_per;
+	int32		rate_burst;		/* 0: a fixed window */
+	char		limit_scope[JQ_NAME_MAX + 1];
+	JqKeySource group_key;
+	int			nmiddleware;
+	char	  **middleware;		/* signatures */
 	Oid			function;		/* InvalidOid: there is none of that name */
 	Oid			schema;			/* that it is in */
 	bool		takes_context;
@@ -182,8 +262,10 @@ extern void jq_check_name(const char *name, int len, const char *what);
 /* "handler.c" */
 extern const JqHandler *jq_find_handler(const char *name);
 extern JqHandler *jq_copy_handler(const JqHandler *handler);
+extern void jq_check_function_rights(const JqHandler *handler, Oid roleid);
 extern void jq_check_handler_rights(const JqHandler *handler, Oid roleid);
 extern void jq_report_unregistered(const char *name);
+extern void jq_check_span(const Interval *interval, const char *what);
 extern bool jq_interval_is_zero(const Interval *interval);
 extern TimestampTz jq_time_after(TimestampTz time, const Interval *interval);
 extern TimestampTz jq_deadline(const JqHandler *handler, const JqJob *job);
@@ -196,21 +278,110 @@ extern bool jq_may_handle_role(Oid userid, const char *role);
 extern bool jq_may_see_role(const char *role);
 extern void jq_require_own_job(int64 id, const char *role);
 
+/* "key.c" */
+extern char *jq_stored_key(const char *key, int len);
+extern char *jq_check_key_source(text *source, const char *what);
+extern void jq_read_key_source(JqKeySource *source, Datum value, bool isnull);
+extern void jq_copy_key_source(JqKeySource *copy, const JqKeySource *source);
+extern char *jq_evaluate_key(const JqKeySource *source, Datum payload);
+extern Oid	jq_function_of_signature(const char *signature);
+
+/* "unique.c" */
+typedef enum JqOutcome
+{
+	JQ_CREATED,
+	JQ_KEPT,
+	JQ_REPLACED
+} JqOutcome;
+
+extern JqUniqueUntil jq_parse_unique_until(Datum value);
+extern JqOnConflict jq_parse_on_conflict(Datum value);
+extern const char *jq_unique_until_name(JqUniqueUntil until);
+extern const char *jq_on_conflict_name(JqOnConflict conflict);
+extern JqOutcome jq_claim_key(JqJob *job);
+extern int64 jq_reclaim_key(const JqJob *job);
+extern void jq_release_key(const JqJob *job);
+
 /* "enqueue.c" */
+extern JqOutcome jq_enqueue(JqJob *job, Oid roleid);
+extern void jq_check_may_dispatch(void);
+extern int64 jq_dispatch_one(const Datum *values, const bool *nulls,
+							 int64 batch_id, JqOutcome *outcome);
+extern int64 jq_dispatch_array(ArrayType *jobs, int64 batch_id,
+							   ReturnSetInfo *result);
 extern TimestampTz jq_due_time(const Datum *values, const bool *nulls,
 							   TimestampTz now);
 extern void jq_resolve_spec(const Datum *values, const bool *nulls,
 							JqJob *job);
+extern void jq_read_unique(const Datum *values, const bool *nulls,
+						   JqJob *job);
 extern void jq_deform_spec(Datum spec, Datum *values, bool *nulls);
 extern void jq_dispatch_follow_up(JqJob *follow, Oid roleid);
 
 /* "chain.c" */
 extern Datum jq_resolve_chain(Datum chain, int first);
-extern void jq_queue_next_link(const JqJob *job, Oid roleid, Datum previous);
+extern Datum jq_resolve_callback(Datum spec);
+extern void jq_make_callback(Datum callback, JqJob *job);
+extern int	jq_queue_next_link(const JqJob *job, Oid roleid, Datum previous);
 extern bool jq_make_catch_job(const JqJob *job, JqJob *catch_job);
 extern int	jq_chain_length(const JqJob *job);
 
+/* "batch.c" */
+extern void jq_join_batch(int64 batch_id, bool may_be_closed);
+extern void jq_add_to_total(int64 batch_id, int64 count);
+extern bool jq_batch_is_cancelled(int64 batch_id);
+extern void jq_count_ended(const JqJob *job, int jobs);
+extern void jq_count_cancelled(const JqJob *job);
+extern void jq_count_failed(const JqJob *job, const JqFailure *failure,
+							int32 attempts);
+extern bool jq_count_retried(const JqJob *job);
+extern bool jq_consider_batch(int64 batch_id);
+extern int	jq_unfinished_batches(int64 **ids);
+extern int64 jq_settle_cancelled(int64 batch_id, int64 after);
+extern void jq_write_batch_totals(void);
+extern void jq_batches_at_subxact_end(bool commit);
+extern void jq_batches_at_xact_end(bool commit);
+
+/* "limit.c" */
+#define JQ_GATE_GROUP "group"
+#define JQ_GATE_QUEUE "queue"
+#define JQ_GATE_OVERLAP "overlap"
+#define JQ_GATE_RUNNING "running"
+#define JQ_GATE_RATE "rate"
+
+/* The place that stands for a batch's lock, which is none of a gate. */
+#define JQ_PLACE_BATCH PG_UINT16_MAX
+
+extern void jq_set_locktag(LOCKTAG *tag, uint64 id, uint16 place);
+extern bool jq_needs_admission(const JqJob *job, const JqHandler *handler);
+extern bool jq_enter_limits(JqJob *job, const JqHandler *handler,
+							JqGate *blocked);
+extern bool jq_gate_is_open(JqGate *gate, int64 job_id);
+extern int	jq_count_free_places(JqGate *gate, int most);
+extern void jq_gate_scan_keys(const JqGate *gate, ScanKey keys);
+extern void jq_mark_places(const JqJob *job);
+extern void jq_unmark_places(const JqJob *job);
+extern void jq_join_group(const JqJob *job);
+extern void jq_leave_group(const JqJob *job);
+extern bool jq_take_token(const JqJob *job, const JqHandler *handler,
+						  JqGate *gate, bool *taken);
+extern void jq_return_token(const JqGate *gate);
+extern JqFailure *jq_middleware_verdict(const JqJob *job,
+										const JqHandler *handler,
+										MemoryContext cxt);
+extern void jq_excuse_middleware(JqFailure *failure);
+
+/* "held.c" */
+extern JqFailure *jq_hold_at_gate(JqJob *job, Oid roleid,
+								  const JqHandler *handler,
+								  const JqGate *gate);
+extern void jq_leave_gates(const JqJob *job);
+extern void jq_look_at_gate_again(JqGate *gate, int64 job_id);
+extern void jq_retry_held(const char *scope, bool queue);
+extern TimestampTz jq_look_at_held(bool all);
+
 /* "insert.c" */
+extern void jq_update_job(Relation rel, ItemPointer tid, HeapTuple tuple);
 extern void jq_insert_job(const JqJob *job, Oid roleid);
 extern int64 jq_next_job_id(void);
 extern int64 jq_random_stamp(void);
@@ -224,6 +395,8 @@ extern void jq_note_due(Oid roleid, const char *queue, int32 priority,
 extern void jq_note_full_look(void);
 extern void jq_note_launcher(void);
 extern void jq_note_pauses(void);
+extern void jq_note_batch(int64 batch_id);
+extern void jq_note_held(TimestampTz at);
 extern void jq_note_restart(void);
 extern void jq_note_cancel(int64 job_id, int64 stamp);
 
@@ -279,8 +452,24 @@ extern bool jq_record_failure(const JqJob *job, Oid roleid,
 							  const JqHandler *handler,
 							  const JqFailure *failure, bool *gone);
 extern bool jq_lock_job(JqJob *job);
+extern void jq_replace_job(const JqJob *former, JqJob *job);
+extern void jq_dispatch_follower(JqJob *follow, Oid roleid);
+extern Datum jq_failure_as_jsonb(const JqJob *job, const JqFailure *failure,
+								 int32 attempts);
 extern void jq_move_job(const JqJob *job, Oid roleid);
 extern void jq_start_lease(JqJob *job, const JqHandler *handler);
+typedef enum JqFreeing
+{
+	JQ_HELD_FREED,
+	JQ_HELD_VOID,				/* it does not wait there */
+	JQ_HELD_BUSY				/* somebody has its row */
+} JqFreeing;
+
+extern JqFreeing jq_free_held_job(int64 id, TimestampTz due_at);
+extern void jq_put_off(const JqJob *job, TimestampTz at);
+extern void jq_release_until(const JqJob *job, Oid roleid, TimestampTz at);
+extern bool jq_job_exists(int64 id);
+extern bool jq_lease_is_valid(int64 job_id, int64 token);
 extern bool jq_holder_lives(int32 pid, TimestampTz started);
 
 /* "failed.c" */
@@ -292,6 +481,7 @@ extern int64 jq_id_argument(FunctionCallInfo fcinfo, const char *function);
 
 /* "cancel.c" */
 extern bool jq_take_waiting_job(int64 id, JqJob *job);
+extern void jq_drop_waiting_job(int64 id);
 extern void jq_describe_cancellation(const JqJob *job, JqFailure *failure);
 extern void jq_remove_cancellation(const JqJob *job);
 extern bool jq_process_cancellations(void);

@@ -381,7 +381,7 @@ change_sql_privileges(const char *role, bool grant)
 {
 	static const char *const readable[] = {
 		"jobs", "failed_jobs", "attempts", "pauses", "status", "queue_stats",
-		"workers", "running"
+		"workers", "running", "batch_status", "limits"
 	};
 	List	   *schema = list_make1(makeString("jq"));
 	List	   *relations = NIL;

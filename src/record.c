@@ -29,6 +29,7 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/procarray.h"
+#include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/elog.h"
 #include "utils/fmgroids.h"
@@ -99,6 +100,54 @@ lock_row(Relation rel, const JqJob *job, LockWaitPolicy policy)
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	return NULL;
+}
+
+/*
+ * Whether a job of that id waits or runs, by what has committed, and what we
+ * have done ourselves.
+ */
+bool
+jq_job_exists(int64 id)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, AccessShareLock);
+	JqJob		job = {.id = id};
+	ItemPointerData tid;
+	bool		result = find_row(rel, &job, &tid);
+
+	table_close(rel, AccessShareLock);
+	return result;
+}
+
+/*
+ * Whether the job is held under the lease of that token, and the lease is not
+ * over.
+ */
+bool
+jq_lease_is_valid(int64 job_id, int64 token)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, AccessShareLock);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	JqJob		job = {.id = job_id};
+	ItemPointerData tid;
+	bool		result = false;
+
+	if (find_row(rel, &job, &tid) &&
+		table_tuple_fetch_row_version(rel, &tid, SnapshotAny, slot))
+	{
+		Datum	   *values = slot->tts_values;
+		bool	   *nulls = slot->tts_isnull;
+
+		slot_getallattrs(slot);
+		result = !nulls[JOBS_TOKEN - 1] &&
+			DatumGetInt64(values[JOBS_TOKEN - 1]) == token &&
+			DatumGetTimestampTz(values[JOBS_LEASE_UNTIL - 1]) > GetCurrentTimestamp() &&
+			(nulls[JOBS_HOLDER_PID - 1] ||
+			 jq_holder_lives(DatumGetInt32(values[JOBS_HOLDER_PID - 1]),
+							 DatumGetTimestampTz(values[JOBS_HOLDER_STARTED - 1])));
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, AccessShareLock);
+	return result;
 }
 
 /*
@@ -177,6 +226,34 @@ jq_write_chain(const JqJob *job, Datum chain)
 }
 
 /*
+ * The job has left jq.jobs, and is not retried: give up what it had on others.
+ */
+static void
+settle_ties(const JqJob *job)
+{
+	if (job->unique_key && job->unique_until != JQ_UNTIL_EXPIRY)
+		jq_release_key(job);
+	if (job->group_key)
+		jq_leave_group(job);
+}
+
+/*
+ * The job is done, or counts as such: let others go on.  previous is its
+ * result for the next link of its chain, 0 if there is none.
+ */
+static void
+go_on(const JqJob *job, Oid roleid, Datum previous)
+{
+	int			dropped = 0;
+
+	settle_ties(job);
+	if (job->chain)
+		dropped = jq_queue_next_link(job, roleid, previous);
+	if (job->batch_id != 0)
+		jq_count_ended(job, 1 + dropped);
+}
+
+/*
  * The job is done: remove it, queue what follows it, and keep its result if
  * the handler was registered so.  Returns false if it was not ours to remove.
  */
@@ -210,10 +287,10 @@ jq_record_done(JqJob *job, Oid roleid, const JqHandler *handler,
 								  &tmfd, false) == TM_Ok;
 	table_close(rel, NoLock);
 
-	if (ours && job->chain)
-		jq_queue_next_link(job, roleid,
-						   result->isnull || !handler->returns_jsonb ? (Datum) 0 :
-						   PointerGetDatum(PG_DETOAST_DATUM(result->value)));
+	if (ours)
+		go_on(job, roleid,
+			  result->isnull || !handler->returns_jsonb ? (Datum) 0 :
+			  PointerGetDatum(PG_DETOAST_DATUM(result->value)));
 	if (ours && !jq_interval_is_zero(&handler->keep_result))
 		jq_keep_result(job, handler, result);
 	if (ours && jq_keep_attempts > 0)
@@ -288,7 +365,7 @@ update_row(Relation rel, TupleTableSlot *slot, int ncolumns, int *columns,
 	HeapTuple	new = heap_modify_tuple_by_cols(old, RelationGetDescr(rel),
 												ncolumns, columns, values, nulls);
 
-	CatalogTupleUpdate(rel, &slot->tts_tid, new);
+	jq_update_job(rel, &slot->tts_tid, new);
 	if (should_free)
 		heap_freetuple(old);
 }
@@ -313,6 +390,84 @@ put_back(Relation rel, TupleTableSlot *slot, const JqJob *job, Oid roleid,
 	update_row(rel, slot, lengthof(columns), columns, values, nulls);
 	if (OidIsValid(roleid))
 		jq_note_due(roleid, job->queue, job->priority, key);
+}
+
+/*
+ * The job, which is ours, is due at this time, and else as it was.
+ */
+void
+jq_put_off(const JqJob *job, TimestampTz at)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	TupleTableSlot *slot = lock_row(rel, job, LockWaitBlock);
+	int			column = JOBS_AVAILABLE_AT;
+	Datum		value = TimestampTzGetDatum(at);
+	bool		isnull = false;
+
+	if (slot == NULL)
+		elog(ERROR, "job " INT64_FORMAT " is gone though locked", job->id);
+	update_row(rel, slot, 1, &column, &value, &isnull);
+	CommandCounterIncrement();
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+}
+
+/*
+ * The same, and let workers know.
+ */
+void
+jq_release_until(const JqJob *job, Oid roleid, TimestampTz at)
+{
+	JqKey		key = {at, job->id};
+
+	jq_put_off(job, at);
+	jq_note_due(roleid, job->queue, job->priority, key);
+}
+
+/*
+ * The job of that id, if it waits in jq.held, is due again.
+ */
+JqFreeing
+jq_free_held_job(int64 id, TimestampTz due_at)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	JqJob		job = {.id = id};
+	JqFreeing	result = JQ_HELD_VOID;
+	ItemPointerData tid;
+	TM_FailureData tmfd;
+	TM_Result	locking = TM_Deleted;
+
+	if (find_row(rel, &job, &tid))
+		locking = table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
+								   GetCurrentCommandId(false), LockTupleExclusive,
+								   LockWaitSkip, TUPLE_LOCK_FLAG_FIND_LAST_VERSION,
+								   &tmfd);
+	if (locking == TM_WouldBlock)
+		result = JQ_HELD_BUSY;
+	else if (locking == TM_Ok)
+	{
+		slot_getallattrs(slot);
+		if (DatumGetInt64(slot->tts_values[JOBS_ID - 1]) == id &&
+			DatumGetTimestampTz(slot->tts_values[JOBS_AVAILABLE_AT - 1]) == DT_NOEND)
+		{
+			int			column = JOBS_AVAILABLE_AT;
+			Datum		value = TimestampTzGetDatum(due_at);
+			bool		isnull = false;
+			JqKey		key = {due_at, id};
+			Oid			roleid = get_role_oid(TextDatumGetCString(slot->tts_values[JOBS_ROLE - 1]), true);
+			char	   *queue = TextDatumGetCString(slot->tts_values[JOBS_QUEUE - 1]);
+			int32		priority = DatumGetInt32(slot->tts_values[JOBS_PRIORITY - 1]);
+
+			update_row(rel, slot, 1, &column, &value, &isnull);
+			if (OidIsValid(roleid))
+				jq_note_due(roleid, queue, priority, key);
+			result = JQ_HELD_FREED;
+		}
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+	return result;
 }
 
 /*
@@ -345,6 +500,30 @@ jq_move_job(const JqJob *job, Oid roleid)
 		jq_note_due(roleid, job->queue, job->priority, key);
 }
 
+/*
+ * Remove a waiting job, whose row is locked, because another one takes its
+ * place: *job, which will have its id, is in its batch then.
+ */
+void
+jq_replace_job(const JqJob *former, JqJob *job)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, RowExclusiveLock);
+	ItemPointerData tid = former->tid;
+
+	delete_row(rel, &tid, former);
+	table_close(rel, NoLock);
+	if (former->group_key)
+		jq_leave_group(former);
+	job->batch_id = former->batch_id;
+	job->callback_of = former->callback_of;
+	if (job->batch_id != 0)
+	{
+		jq_join_batch(job->batch_id, true);
+		jq_add_to_total(job->batch_id,
+						jq_chain_length(job) - jq_chain_length(former));
+	}
+}
+
 static int32
 one_more(int32 count, bool counts)
 {
@@ -367,6 +546,7 @@ outcome_name(const JqFailure *failure)
 		case JQ_END_RELEASED:
 			return "released";
 		case JQ_END_SKIPPED:
+		case JQ_END_DROPPED:
 			return "skipped";
 		case JQ_END_CANCELLED:
 			return "cancelled";
@@ -409,8 +589,14 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 	if (failure->end == JQ_END_SKIPPED)
 	{
 		delete_row(rel, &slot->tts_tid, job);
-		if (job->chain)
-			jq_queue_next_link(job, roleid, (Datum) 0);
+		go_on(job, roleid, (Datum) 0);
+	}
+	else if (failure->end == JQ_END_DROPPED)
+	{
+		delete_row(rel, &slot->tts_tid, job);
+		settle_ties(job);
+		jq_note_held(0);
+		jq_count_cancelled(job);
 	}
 	else if (failure->end == JQ_END_RELEASED)
 	{
@@ -423,6 +609,11 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 		delete_row(rel, &slot->tts_tid, job);
 		jq_insert_failed(job, attempts, &described);
 		jq_remove_cancellation(job);
+		settle_ties(job);
+		if (job->pid == 0)
+			jq_note_held(0);	/* it may have been its turn somewhere */
+		if (job->batch_id != 0)
+			jq_count_failed(job, &described, attempts);
 		follow_up(job, roleid, handler, &described, attempts);
 	}
 	else
@@ -438,8 +629,8 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 /*
  * What the follower of a failed job is told of it.
  */
-static Datum
-failure_as_jsonb(const JqJob *job, const JqFailure *failure, int32 attempts)
+Datum
+jq_failure_as_jsonb(const JqJob *job, const JqFailure *failure, int32 attempts)
 {
 	StringInfoData json;
 	const char *const texts[][2] = {
@@ -473,8 +664,8 @@ failure_as_jsonb(const JqJob *job, const JqFailure *failure, int32 attempts)
  * done, it goes to jq.failed_jobs itself: the failure of the other one must be
  * recorded whatever happens.
  */
-static void
-dispatch_follower(JqJob *follow, Oid roleid)
+void
+jq_dispatch_follower(JqJob *follow, Oid roleid)
 {
 	MemoryContext cxt = CurrentMemoryContext;
 	ResourceOwner owner = CurrentResourceOwner;
@@ -503,6 +694,8 @@ dispatch_follower(JqJob *follow, Oid roleid)
 			follow->max_attempts = 1;
 		}
 		jq_insert_failed(follow, 0, reason);
+		if (follow->batch_id != 0)
+			jq_count_failed(follow, reason, 0);
 	}
 	PG_END_TRY();
 }
@@ -540,13 +733,13 @@ follow_up(const JqJob *job, Oid roleid, const JqHandler *handler,
 	if (has_on_failed)
 	{
 		make_on_failed_job(job, handler, &follow);
-		follow.failure = failure_as_jsonb(job, failure, attempts);
-		dispatch_follower(&follow, roleid);
+		follow.failure = jq_failure_as_jsonb(job, failure, attempts);
+		jq_dispatch_follower(&follow, roleid);
 	}
 	if (jq_make_catch_job(job, &follow))
 	{
-		follow.failure = failure_as_jsonb(job, failure, attempts);
-		dispatch_follower(&follow, roleid);
+		follow.failure = jq_failure_as_jsonb(job, failure, attempts);
+		jq_dispatch_follower(&follow, roleid);
 	}
 	if (handler && jq_notify_failed)
 		Async_Notify("jq_failed", psprintf(INT64_FORMAT, job->id));

@@ -44,6 +44,10 @@
 #include "jq.h"
 
 #define FULL_LOOK_INTERVAL_US	(60 * USECS_PER_SEC)
+
+/* Batches whose jobs end all the time are considered so often, and one that
+ * somebody is adding to. */
+#define BATCH_INTERVAL_US		(50 * INT64CONST(1000))
 /* when asked for, or with lanes that found no room */
 #define HURRIED_LOOK_INTERVAL_US	USECS_PER_SEC
 /* after no place was found for a worker */
@@ -96,6 +100,8 @@ static void attach(void);
 static void detach(int code, Datum arg);
 static bool extension_present(void);
 static void full_look(void);
+static TimestampTz consider_batches(TimestampTz now);
+static TimestampTz look_at_held(TimestampTz now);
 static TimestampTz share_workers(void);
 static void sweep_starts(void);
 
@@ -140,6 +146,8 @@ jq_scheduler_main(Datum main_arg)
 		TimestampTz wake_at;
 		TimestampTz now;
 		TimestampTz look_interval;
+		TimestampTz batches_at;
+		TimestampTz held_at;
 		long		timeout;
 
 		CHECK_FOR_INTERRUPTS();
@@ -170,7 +178,10 @@ jq_scheduler_main(Datum main_arg)
 		if (MyDatabase->cancels && !process_cancellations())
 			cancels_retry_at = now + CANCEL_RETRY_US;
 		load_pauses();
+		batches_at = consider_batches(now);
+		held_at = look_at_held(now);
 		wake_at = Min(share_workers(), last_full_look + look_interval);
+		wake_at = Min(wake_at, Min(batches_at, held_at));
 		wake_at = Min(wake_at, end_overdue_jobs());
 		if (MyDatabase->cancels)
 			wake_at = Min(wake_at, cancels_retry_at);
@@ -195,6 +206,8 @@ attach(void)
 		MyDatabase->scheduler_latch = MyLatch;
 		MyDatabase->restart = false;
 		MyDatabase->cancels = true; /* who knows */
+		MyDatabase->ntouched = JQ_MAX_TOUCHED + 1;
+		MyDatabase->held_due = 0;
 		MyDatabase->wants_calls = true;
 		MyDatabase->wakes_at = DT_NOEND;
 	}
@@ -498,6 +511,130 @@ full_look(void)
 	CommitTransactionCommand();
 	pgstat_report_stat(true);
 	last_full_look = GetCurrentTimestamp();
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase->ntouched = JQ_MAX_TOUCHED + 1;
+	MyDatabase->held_due = 0;
+	LWLockRelease(JqShared->lock);
+}
+
+/* ---------------------------------------------------------------------
+ * Batches and limits
+ * --------------------------------------------------------------------- */
+
+static void
+start_transaction(const char *activity)
+{
+	pgstat_report_activity(STATE_RUNNING, activity);
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+}
+
+static void
+end_transaction(void)
+{
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	pgstat_report_stat(false);
+}
+
+/*
+ * Settle what waits of the batch if it was cancelled, and finish it if no job
+ * is left.  Returns false if it must be looked at again.
+ */
+static bool
+consider_batch(int64 batch_id)
+{
+	int64		after = 0;
+	bool		decided;
+
+	do
+	{
+		start_transaction("jq: considering a batch");
+		after = jq_settle_cancelled(batch_id, after);
+		end_transaction();
+		CHECK_FOR_INTERRUPTS();
+	} while (after != 0);
+
+	start_transaction("jq: considering a batch");
+	decided = jq_consider_batch(batch_id);
+	end_transaction();
+	return decided;
+}
+
+/*
+ * Consider the batches whose jobs have ended since the last time.  Returns
+ * when to do so next.
+ */
+static TimestampTz
+consider_batches(TimestampTz now)
+{
+	static TimestampTz next = 0;
+	int64		touched[JQ_MAX_TOUCHED];
+	int64	   *ids = touched;
+	int			count;
+
+	if (MyDatabase->ntouched == 0)
+		return DT_NOEND;
+	if (now < next && next <= now + BATCH_INTERVAL_US)
+		return next;
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	count = MyDatabase->ntouched;
+	memcpy(touched, MyDatabase->touched, sizeof(touched));
+	MyDatabase->ntouched = 0;
+	LWLockRelease(JqShared->lock);
+
+	if (count > JQ_MAX_TOUCHED)
+	{
+		MemoryContext cxt = MemoryContextSwitchTo(TopMemoryContext);
+
+		start_transaction("jq: looking for batches to consider");
+		MemoryContextSwitchTo(TopMemoryContext);
+		count = jq_unfinished_batches(&ids);
+		end_transaction();
+		MemoryContextSwitchTo(cxt);
+	}
+	for (int i = 0; i < count; i++)
+	{
+		if (consider_batch(ids[i]))
+			continue;
+		LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+		jq_touch_batch(MyDatabase, ids[i]);
+		LWLockRelease(JqShared->lock);
+	}
+	if (ids != touched)
+		pfree(ids);
+	next = GetCurrentTimestamp() + BATCH_INTERVAL_US;
+	return MyDatabase->ntouched > 0 ? next : DT_NOEND;
+}
+
+/*
+ * Let jobs go on that are held by limits, if it is time.  Returns when it is
+ * next.
+ */
+static TimestampTz
+look_at_held(TimestampTz now)
+{
+	TimestampTz due = MyDatabase->held_due;
+	TimestampTz next;
+
+	if (due > now)
+		return due;
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase->held_due = DT_NOEND;
+	LWLockRelease(JqShared->lock);
+
+	start_transaction("jq: looking at jobs held by limits");
+	next = jq_look_at_held(due == 0);
+	end_transaction();
+
+	LWLockAcquire(JqShared->lock, LW_EXCLUSIVE);
+	MyDatabase->held_due = Min(MyDatabase->held_due, next);
+	next = MyDatabase->held_due;
+	LWLockRelease(JqShared->lock);
+	return next;
 }
 
 /* ---------------------------------------------------------------------

@@ -210,6 +210,26 @@ jq_role_has_worker(const JqRole *role)
 }
 
 /*
+ * Let the scheduler consider the batch, or all batches if there are too many
+ * to name.  The caller holds the lock exclusively.
+ */
+void
+jq_touch_batch(JqDatabase *database, int64 batch_id)
+{
+	Assert(LWLockHeldByMeInMode(JqShared->lock, LW_EXCLUSIVE));
+
+	for (int i = 0; i < Min(database->ntouched, JQ_MAX_TOUCHED); i++)
+	{
+		if (database->touched[i] == batch_id)
+			return;
+	}
+	if (database->ntouched < JQ_MAX_TOUCHED)
+		database->touched[database->ntouched] = batch_id;
+	if (database->ntouched <= JQ_MAX_TOUCHED)
+		database->ntouched++;
+}
+
+/*
  * Forget all that is remembered of a database that is gone, or has jq no
  * longer.  The caller holds the lock exclusively, and no process of jq works
  * there any more.
@@ -232,4 +252,6 @@ jq_forget_database(JqDatabase *database)
 	database->full_look = false;
 	database->lanes_full = false;
 	database->no_slot = false;
+	database->ntouched = 0;
+	database->held_due = DT_NOEND;
 }

@@ -38,6 +38,9 @@
 #define JQ_MAX_UNSETTLED 64
 #define JQ_MAX_SUSPECTS 64
 
+/* Batches that the scheduler is told of one by one. */
+#define JQ_MAX_TOUCHED 16
+
 /* What a handler can say of itself, in bytes with the final zero. */
 #define JQ_NOTE_SIZE 128
 #define JQ_LOG_SIZE 2048
@@ -117,6 +120,9 @@ typedef struct JqDatabase
 	bool		full_look;		/* scheduler is to search the table anew */
 	bool		cancels;		/* scheduler is to see to jq.cancellations */
 	bool		restart;		/* scheduler is to start anew */
+	int			ntouched;		/* batches to be considered; too many: all */
+	int64		touched[JQ_MAX_TOUCHED];
+	TimestampTz held_due;		/* when to look at jq.held; 0: at all of it */
 	uint32		pause_changes;	/* grows when a pause or resume commits */
 	bool		wants_calls;	/* scheduler could start another worker */
 	TimestampTz wakes_at;		/* when the scheduler next looks by itself */
@@ -295,6 +301,7 @@ typedef struct JqLaneSet
 extern void jq_shmem_init(void);
 extern JqDatabase *jq_find_database(Oid dboid, bool create);
 extern JqRole *jq_find_role(Oid dboid, Oid roleid, bool create);
+extern void jq_touch_batch(JqDatabase *database, int64 batch_id);
 extern void jq_forget_database(JqDatabase *database);
 extern void jq_forget_role(JqRole *role);
 extern void jq_reconsider_database(JqDatabase *database);

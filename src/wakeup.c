@@ -59,6 +59,9 @@ typedef struct CancelNote
 /* in TopTransactionContext */
 static List *cancel_notes = NIL;
 
+static int64 batches_noted[JQ_MAX_TOUCHED];
+static int	nbatches_noted = 0;	/* more if there was no room for all */
+static TimestampTz held_noted = DT_NOEND;
 static bool full_look_noted = false;
 static bool launcher_noted = false;
 static bool pauses_noted = false;
@@ -210,11 +213,39 @@ jq_note_cancel(int64 job_id, int64 stamp)
 	MemoryContextSwitchTo(oldcxt);
 }
 
+/*
+ * Note that a batch may have come to its end.  A note too many does no harm, so
+ * the end of subtransactions does not matter.
+ */
+void
+jq_note_batch(int64 batch_id)
+{
+	for (int i = 0; i < Min(nbatches_noted, JQ_MAX_TOUCHED); i++)
+	{
+		if (batches_noted[i] == batch_id)
+			return;
+	}
+	if (nbatches_noted < JQ_MAX_TOUCHED)
+		batches_noted[nbatches_noted] = batch_id;
+	nbatches_noted++;
+}
+
+/*
+ * Note that the scheduler is to look at what is held by limits: at this time,
+ * or at once at all of it (0).
+ */
+void
+jq_note_held(TimestampTz at)
+{
+	held_noted = Min(held_noted, at);
+}
+
 static bool
 anything_noted(void)
 {
 	return due_entries || cancel_notes != NIL || full_look_noted ||
-		launcher_noted || pauses_noted || restart_noted;
+		launcher_noted || pauses_noted || restart_noted ||
+		nbatches_noted > 0 || held_noted != DT_NOEND;
 }
 
 static void
@@ -228,6 +259,8 @@ forget_notes(void)
 	launcher_noted = false;
 	pauses_noted = false;
 	restart_noted = false;
+	nbatches_noted = 0;
+	held_noted = DT_NOEND;
 }
 
 /* ---------------------------------------------------------------------
@@ -312,6 +345,7 @@ subxact_callback(SubXactEvent event, SubTransactionId subid,
 	{
 		end_subxact(event == SUBXACT_EVENT_COMMIT_SUB);
 		end_subxact_cancels(event == SUBXACT_EVENT_COMMIT_SUB);
+		jq_batches_at_subxact_end(event == SUBXACT_EVENT_COMMIT_SUB);
 	}
 }
 
@@ -407,6 +441,7 @@ static void
 publish_pauses(JqDatabase *database)
 {
 	database->pause_changes++;
+	database->held_due = 0;		/* those whose turn it is may be paused now */
 	for (int i = 0; i < JqShared->nslots; i++)
 	{
 		JqSlot	   *slot = &JqSlots[i];
@@ -450,6 +485,23 @@ publish_restart(JqDatabase *database)
 	}
 }
 
+/*
+ * Tell the scheduler of batches that may have come to their end.  Returns
+ * whether it must be called: it is not when it will look at one already.  The
+ * caller holds the lock.
+ */
+static bool
+publish_batches(JqDatabase *database)
+{
+	bool		call = nbatches_noted > 0 && database->ntouched == 0;
+
+	for (int i = 0; i < Min(nbatches_noted, JQ_MAX_TOUCHED); i++)
+		jq_touch_batch(database, batches_noted[i]);
+	if (nbatches_noted > JQ_MAX_TOUCHED)
+		database->ntouched = JQ_MAX_TOUCHED + 1;
+	return call;
+}
+
 static void
 wake_at_commit(void)
 {
@@ -478,6 +530,13 @@ wake_at_commit(void)
 			hash_seq_init(&status, due_entries);
 			while ((entry = hash_seq_search(&status)) != NULL)
 				call |= publish(entry, database, now);
+		}
+		if (nbatches_noted > 0)
+			call |= publish_batches(database);
+		if (held_noted < database->held_due)
+		{
+			database->held_due = held_noted;
+			call |= held_noted < database->wakes_at;
 		}
 		if (pauses_noted)
 			publish_pauses(database);
@@ -509,6 +568,7 @@ xact_callback(XactEvent event, void *arg)
 	{
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PRE_PREPARE:
+			jq_write_batch_totals();
 			jq_close_insertion();
 			break;
 
@@ -516,11 +576,13 @@ xact_callback(XactEvent event, void *arg)
 			if (JqShared && anything_noted())
 				wake_at_commit();
 			forget_notes();
+			jq_batches_at_xact_end(true);
 			break;
 
 		case XACT_EVENT_ABORT:
 			jq_forget_insertion();
 			forget_notes();
+			jq_batches_at_xact_end(false);
 			break;
 
 		case XACT_EVENT_PREPARE:
@@ -530,6 +592,7 @@ xact_callback(XactEvent event, void *arg)
 			 * COMMIT PREPARED asks for a full look.
 			 */
 			forget_notes();
+			jq_batches_at_xact_end(false);
 			break;
 
 		default:

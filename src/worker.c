@@ -85,6 +85,7 @@ static uint64 calls_epoch = 0;
 
 /* Set if the role cannot log in and this server cannot connect as it. */
 static bool borrowed_session = false;
+static bool asking_middleware = false;
 
 /* Set when the postmaster has asked all to leave. */
 static volatile sig_atomic_t shutdown_requested = false;
@@ -100,6 +101,7 @@ static int64 flush_interval = MAX_FLUSH_INTERVAL_US;
 static bool run_next_job(void);
 static void attempt_job(JqJob *job);
 static JqFailure *capture_failure(void);
+static bool take_again(JqJob *job);
 static void record_failure(JqJob *job, const JqFailure *failure);
 static void reset_session(void);
 static void sleep_until_called(void);
@@ -552,6 +554,61 @@ report_vanished(const JqJob *job)
 }
 
 /*
+ * Take for the job what it needs before it can be started: places behind
+ * limits, for this transaction, then middleware's leave, and a token of its
+ * rate.  The token, and the end of a claim that lasts until the start, must be
+ * committed first; so the transaction, and its locks, are begun anew then.
+ *
+ * Returns NULL if the job can be started.  With JQ_END_HELD it waits, when this
+ * transaction has committed; with JQ_END_LOST somebody else has it, and there
+ * is no transaction.
+ */
+static JqFailure *
+admit(JqJob *job, const JqHandler *handler)
+{
+	bool		ends_claim = job->unique_key != NULL &&
+	job->unique_until == JQ_UNTIL_START;
+	JqFailure  *failure;
+	JqGate		gate;
+	JqGate		rate;
+	bool		taken;
+
+	if (!jq_enter_limits(job, handler, &gate))
+		return jq_hold_at_gate(job, MyJqSlot->roleid, handler, &gate);
+	if (job->admitted)
+		return NULL;
+	asking_middleware = true;
+	failure = jq_middleware_verdict(job, handler, job_cxt);
+	asking_middleware = false;
+	if (failure)
+		return failure;
+	if (!jq_take_token(job, handler, &rate, &taken))
+		return jq_hold_at_gate(job, MyJqSlot->roleid, handler, &rate);
+	if (taken || ends_claim)
+	{
+		if (ends_claim)
+			jq_release_key(job);
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+		MemoryContextSwitchTo(job_cxt);
+		if (!take_again(job))
+		{
+			failure = jq_make_failure(0, NULL);
+			failure->end = JQ_END_LOST;
+			return failure;
+		}
+		if (!jq_enter_limits(job, handler, &gate))
+		{
+			if (taken)
+				jq_return_token(&rate);
+			return jq_hold_at_gate(job, MyJqSlot->roleid, handler, &gate);
+		}
+	}
+	job->admitted = true;
+	return NULL;
+}
+
+/*
  * Run the handler of the claimed job and remove the job's row.  Returns the
  * failure of a job that cannot be run at all; any other is an error.
  */
@@ -573,6 +630,13 @@ execute_job(JqJob *job)
 	if (MyJqAttempt->cancelled) /* already */
 		InterruptPending = QueryCancelPending = true;
 	RESUME_CANCEL_INTERRUPTS();
+	if (jq_needs_admission(job, handler))
+		failure = admit(job, handler);
+	if (failure)
+	{
+		HOLD_CANCEL_INTERRUPTS();
+		return failure;
+	}
 	jq_call_handler(handler, job, cached_call(handler->function), true, &result);
 	PortalHashTableDeleteAll();
 	HOLD_CANCEL_INTERRUPTS();
@@ -603,7 +667,15 @@ try_job(JqJob *job)
 	PG_TRY();
 	{
 		failure = execute_job(job);
-		if (failure)
+		if (failure && failure->end == JQ_END_LOST)
+			 /* there is no transaction */ ;
+		else if (failure && failure->end == JQ_END_HELD)
+		{
+			PopActiveSnapshot();
+			jq_slot_settle_at_commit(true);
+			CommitTransactionCommand();
+		}
+		else if (failure)
 			AbortCurrentTransaction();
 		else
 		{
@@ -619,6 +691,7 @@ try_job(JqJob *job)
 		HOLD_CANCEL_INTERRUPTS();
 		failure = capture_failure();
 		AbortOutOfAnyTransaction();
+		jq_slot_settle_at_commit(false);
 		calls = NULL;			/* a call that was cut off is good no more */
 		RESUME_INTERRUPTS();
 	}
@@ -646,6 +719,9 @@ capture_failure(void)
 	if (failure->end == JQ_END_FAILED)
 		EmitErrorReport();
 	FlushErrorState();
+	if (asking_middleware)
+		jq_excuse_middleware(failure);
+	asking_middleware = false;
 	return failure;
 }
 
@@ -665,6 +741,35 @@ take_again(JqJob *job)
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(job_cxt);
 	return false;
+}
+
+/*
+ * The job has given up the places that it had: let others go on.
+ */
+static void
+leave_gates(const JqJob *job)
+{
+	start_transaction();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	jq_leave_gates(job);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(job_cxt);
+}
+
+/*
+ * The job waits there now: see that whoever stood in its way has not left
+ * before he could see that.
+ */
+static void
+look_at_gate_again(const JqJob *job, JqGate *gate)
+{
+	start_transaction();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	jq_look_at_gate_again(gate, job->id);
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+	MemoryContextSwitchTo(job_cxt);
 }
 
 /*
@@ -689,12 +794,22 @@ attempt_job(JqJob *job)
 	{
 		failure = try_job(job);
 		tries++;
-	} while (failure && jq_try_again(failure, tries) && take_again(job));
+	} while (failure && failure->end == JQ_END_FAILED &&
+			 jq_try_again(failure, tries) && take_again(job));
 
-	if (failure)
-		record_failure(job, failure);
-	else
+	if (failure == NULL)
 		jq_slot_end_job();
+	else if (failure->end == JQ_END_LOST)
+		jq_slot_drop_job();
+	else if (failure->end == JQ_END_HELD)
+	{
+		jq_slot_end_job();
+		look_at_gate_again(job, &failure->gate);
+	}
+	else
+		record_failure(job, failure);
+	if (job->ngates > 0)
+		leave_gates(job);
 
 	error_context_stack = errcallback.previous;
 }
