@@ -713,7 +713,7 @@ AS 'MODULE_PATHNAME', 'jq_wait_for';
 
 COMMENT ON PROCEDURE jq.wait_for(bigint, interval, text) IS
 'waits until a job has ended; state: done, failed or cancelled, or waiting or running if the time was up before.
-timeout: how long to wait, NULL is for ever. Holds no snapshot while it waits; refuses to run in a transaction block.';
+timeout: how long to wait, NULL is for ever. done: no such job waits, runs or has failed; so also a job that was forgotten, one whose dispatch was rolled back, or is not committed yet. An id that was never given out is an error. Holds no snapshot while it waits; refuses to run in a transaction block, in a transaction that has written, and on a standby.';
 
 CREATE FUNCTION jq.cancel(id bigint, reason text DEFAULT NULL) RETURNS text
 LANGUAGE C VOLATILE PARALLEL UNSAFE

@@ -79,13 +79,22 @@ is($standby->safe_psql('d', 'SELECT (SELECT count(*) FROM jq.jobs), (SELECT coun
 	'1|0|0|0', 'job by job');
 foreach my $command ("SELECT jq.dispatch('note')", "SELECT jq.cancel($paused)", 'SELECT jq.retry(1)', 'SELECT jq.retry_all()',
 	"SELECT jq.reschedule($paused)", 'SELECT jq.flush()', 'SELECT jq.forget(1)', 'SELECT jq.pause()', "SELECT jq.resume('waits')", 'CALL jq.drain()',
-	"SELECT jq.register('note(jsonb, jq.context)')", 'SELECT jq.adopt()', 'SELECT jq.prune()')
+	"SELECT jq.register('note(jsonb, jq.context)')", 'SELECT jq.adopt()', 'SELECT jq.prune()',
+	'CALL jq.wait_for(1)', "CALL jq.wait_for($paused, '100 ms')")
 {
 	my ($status, $stdout, $stderr) = $standby->psql('d', $command, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	like($stderr, qr/25006/, "$command: read-only");
 }
-is($standby->safe_psql('d', 'CALL jq.wait_for(1)'), 'done', 'CALL jq.wait_for() works');
-is($standby->safe_psql('d', "CALL jq.wait_for($paused, '100 ms')"), 'waiting', 'with a time limit, too');
+
+# Why CALL jq.wait_for() is among them: what is not replayed yet looks done.
+$standby->safe_psql('d', 'SELECT pg_wal_replay_pause()');
+wait_until($standby, 'd', "SELECT pg_get_wal_replay_pause_state() = 'paused'");
+my $unseen = $primary->safe_psql('d', "SELECT jq.dispatch('note', queue => 'waits')");
+my ($status, $stdout, $stderr) = $standby->psql('d', "CALL jq.wait_for($unseen, '100 ms')");
+is($stdout, '', 'a job that the standby has not heard of is not called done');
+like($stderr, qr/cannot execute jq\.wait_for\(\) during recovery/, 'it says why');
+$primary->safe_psql('d', "SELECT jq.cancel($unseen); SELECT jq.forget($unseen)");
+$standby->safe_psql('d', 'SELECT pg_wal_replay_resume()');
 is($primary->safe_psql('d', 'SELECT count(*) FROM done'), '20', 'nothing has run twice');
 
 # ---------------------------------------------------------------------
