@@ -871,7 +871,7 @@ CREATE FUNCTION jq.process_status(
 	OUT scheduler_pid integer,
 	OUT note text
 ) RETURNS record
-LANGUAGE C VOLATILE PARALLEL RESTRICTED
+LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_process_status';
 
 COMMENT ON FUNCTION jq.process_status() IS 'whether jq''s processes serve this database, and if not, why; the view jq.status reads it';
@@ -1018,7 +1018,7 @@ COMMENT ON VIEW jq.status IS 'the whole queue of this database in one row';
 COMMENT ON COLUMN jq.status.version IS 'version of the extension';
 COMMENT ON COLUMN jq.status.launcher IS 'whether the server runs jq''s launcher';
 COMMENT ON COLUMN jq.status.scheduler_pid IS 'process id of this database''s scheduler; NULL: none, see note';
-COMMENT ON COLUMN jq.status.note IS 'why jobs are not being run, or who cannot be served; NULL: all is well';
+COMMENT ON COLUMN jq.status.note IS 'why jobs are not being run: none of them, those of some role, or those of a queue that jq.queues leaves out, as it is set for the session that asks; NULL: all is well';
 COMMENT ON COLUMN jq.status.workers IS 'worker processes';
 COMMENT ON COLUMN jq.status.idle IS 'those of them that wait for work';
 COMMENT ON COLUMN jq.status.ready IS 'jobs that are due and wait for a worker';

@@ -283,6 +283,7 @@ row 'DROP ROLE' => sub {
 	$node->safe_psql('a', "SELECT jq.resume('waits'), jq.restart_workers()");
 	$node->wait_for_log(qr/jobs of role "leaves" in database "a" wait: the role does not exist/, $offset);
 	usleep(300_000);
+	is($node->safe_psql('a', 'SELECT note FROM jq.status'), 'jobs of role "leaves" are not run: the role does not exist', 'jq.status says so');
 	is($node->safe_psql('a', 'SELECT count(*), max(attempts) FROM jq.jobs'), '2|0', 'waiting ones wait');
 	$node->safe_psql('a', 'CREATE ROLE leaves; SELECT jq.restart_workers()');
 	wait_until($node, 'a', 'SELECT count(*) = 0 FROM jq.jobs', 'they run when a role of that name is there again');
@@ -329,6 +330,7 @@ row 'ALTER ROLE RENAME' => sub {
 	wait_until($node, 'a', 'SELECT count(*) = 4 FROM done', 'to its end');
 	$node->wait_for_log(qr/jobs of role "web" in database "a" wait: the role does not exist/, $offset);
 	usleep(300_000);
+	is($node->safe_psql('a', 'SELECT note FROM jq.status'), 'jobs of role "web" are not run: the role does not exist', 'jq.status says so');
 	is($node->safe_psql('a', 'SELECT count(*), min(role), max(attempts) FROM jq.jobs'), '2|web|0', 'waiting ones wait');
 	like(command('a', "SET ROLE site;\nSELECT jq.dispatch('note', queue => 'waits')"), qr/permission denied for queue "waits"/, 'its rights are not under the new name');
 
