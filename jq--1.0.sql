@@ -602,6 +602,15 @@ BEGIN
 		SELECT jsonb_object_agg(c, payload -> c) INTO payload FROM unnest(columns) AS c;
 	END IF;
 
+	-- whoever changes a row need not know of jq: say more than "permission
+	-- denied for schema jq"
+	IF NOT has_schema_privilege('jq', 'USAGE') THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'insufficient_privilege',
+			MESSAGE = 'permission denied for extension "jq"',
+			DETAIL = format('Trigger "%s" on relation "%s" dispatches a job, and role "%s" has not the right to.', TG_NAME, TG_TABLE_NAME, current_user),
+			HINT = 'The extension''s owner gives it with jq.grant().';
+	END IF;
 	PERFORM jq.dispatch(TG_ARGV[0], payload, queue => queue, priority => priority, delay => delay);
 
 	-- a BEFORE trigger must hand the row on; after the fact nobody looks
@@ -613,7 +622,7 @@ END
 $$;
 
 COMMENT ON FUNCTION jq.dispatch_row() IS
-'row trigger that dispatches the changed row (the old one of a DELETE) as payload; arguments: the handler, then any of ''queue=...'', ''delay=...'', ''priority=...'', ''columns=a,b''';
+'row trigger that dispatches the changed row (the old one of a DELETE) as payload; arguments: the handler, then any of ''queue=...'', ''delay=...'', ''priority=...'', ''columns=a,b''. Dispatches as the role that changes the row, which needs the right ''dispatch''.';
 
 /* ---------------------------------------------------------------------
  * Inside a handler
