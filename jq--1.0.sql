@@ -835,7 +835,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_grant';
 
 COMMENT ON FUNCTION jq.grant(text, text, text) IS
-'gives a role a right: ''dispatch'' (for one queue, or NULL for all) or ''administer''. Only the extension''s owner grants.';
+'gives a role a right: ''dispatch'' (for one queue, or NULL for all) or ''administer''. Only the extension''s owner grants. A role that has a right can be dropped after jq.revoke(), or DROP OWNED BY, in each database.';
 
 CREATE FUNCTION jq.revoke(role text, privilege text, queue text DEFAULT NULL) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
