@@ -941,6 +941,15 @@ BEGIN
 		SELECT jsonb_object_agg(c, payload -> c) INTO payload FROM unnest(columns) AS c;
 	END IF;
 
+	-- whoever changes a row need not know of jq: say more than "permission
+	-- denied for schema jq"
+	IF NOT has_schema_privilege('jq', 'USAGE') THEN
+		RAISE EXCEPTION USING
+			ERRCODE = 'insufficient_privilege',
+			MESSAGE = 'permission denied for extension "jq"',
+			DETAIL = format('Trigger "%s" on relation "%s" dispatches a job, and role "%s" has not the right to.', TG_NAME, TG_TABLE_NAME, current_user),
+			HINT = 'The extension''s owner gives it with jq.grant().';
+	END IF;
 	PERFORM jq.dispatch(TG_ARGV[0], payload, queue => queue, priority => priority, delay => delay);
 
 	-- a BEFORE trigger must hand the row on; after the fact nobody looks
@@ -952,7 +961,7 @@ END
 $$;
 
 COMMENT ON FUNCTION jq.dispatch_row() IS
-'row trigger that dispatches the changed row (the old one of a DELETE) as payload; arguments: the handler, then any of ''queue=...'', ''delay=...'', ''priority=...'', ''columns=a,b''';
+'row trigger that dispatches the changed row (the old one of a DELETE) as payload; arguments: the handler, then any of ''queue=...'', ''delay=...'', ''priority=...'', ''columns=a,b''. Dispatches as the role that changes the row, which needs the right ''dispatch''.';
 
 /* ---------------------------------------------------------------------
  * Batches
@@ -1143,7 +1152,7 @@ AS 'MODULE_PATHNAME', 'jq_wait_for';
 
 COMMENT ON PROCEDURE jq.wait_for(bigint, interval, text) IS
 'waits until a job has ended; state: done, failed or cancelled, or waiting or running if the time was up before.
-timeout: how long to wait, NULL is for ever. Holds no snapshot while it waits; refuses to run in a transaction block.';
+timeout: how long to wait, NULL is for ever. done: no such job waits, runs or has failed; so also a job that was forgotten, one whose dispatch was rolled back, or is not committed yet. An id that was never given out is an error. Holds no snapshot while it waits; refuses to run in a transaction block, in a transaction that has written, and on a standby.';
 
 CREATE FUNCTION jq.cancel(id bigint, reason text DEFAULT NULL) RETURNS text
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -1257,7 +1266,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_grant';
 
 COMMENT ON FUNCTION jq.grant(text, text, text) IS
-'gives a role a right: ''dispatch'' (for one queue, or NULL for all) or ''administer''. Only the extension''s owner grants.';
+'gives a role a right: ''dispatch'' (for one queue, or NULL for all) or ''administer''. Only the extension''s owner grants. A role that has a right can be dropped after jq.revoke(), or DROP OWNED BY, in each database.';
 
 CREATE FUNCTION jq.revoke(role text, privilege text, queue text DEFAULT NULL) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -1302,7 +1311,7 @@ CREATE FUNCTION jq.process_status(
 	OUT scheduler_pid integer,
 	OUT note text
 ) RETURNS record
-LANGUAGE C VOLATILE PARALLEL RESTRICTED
+LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_process_status';
 
 COMMENT ON FUNCTION jq.process_status() IS 'whether jq''s processes serve this database, and if not, why; the view jq.status reads it';
@@ -1505,7 +1514,7 @@ COMMENT ON VIEW jq.status IS 'the whole queue of this database in one row';
 COMMENT ON COLUMN jq.status.version IS 'version of the extension';
 COMMENT ON COLUMN jq.status.launcher IS 'whether the server runs jq''s launcher';
 COMMENT ON COLUMN jq.status.scheduler_pid IS 'process id of this database''s scheduler; NULL: none, see note';
-COMMENT ON COLUMN jq.status.note IS 'why jobs are not being run, or who cannot be served; NULL: all is well';
+COMMENT ON COLUMN jq.status.note IS 'why jobs are not being run: none of them, those of some role, or those of a queue that jq.queues leaves out, as it is set for the session that asks; NULL: all is well';
 COMMENT ON COLUMN jq.status.workers IS 'worker processes';
 COMMENT ON COLUMN jq.status.idle IS 'those of them that wait for work';
 COMMENT ON COLUMN jq.status.ready IS 'jobs that are due and wait for a worker';

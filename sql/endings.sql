@@ -308,6 +308,27 @@ BEGIN;
 CALL jq.wait_for(:done);
 \echo :SQLSTATE
 ROLLBACK;
+-- a procedure may wait, but what it has written is its own to commit
+CREATE TABLE written (n integer);
+CREATE PROCEDURE write_and_wait(job bigint, first boolean, INOUT state text DEFAULT NULL) LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO written VALUES (1);
+	IF first THEN COMMIT; END IF;
+	CALL jq.wait_for(job, '0', state);
+END $$;
+CALL write_and_wait(:done, false);
+\echo :SQLSTATE
+CALL write_and_wait(:later, false);
+SELECT count(*) FROM written;
+CALL write_and_wait(:done, true);
+CALL write_and_wait(:later, true);
+DROP PROCEDURE write_and_wait;
+DROP TABLE written;
+-- a dispatch that was rolled back has left nothing to ask for
+BEGIN;
+SELECT jq.dispatch('act') AS undone \gset
+ROLLBACK;
+CALL jq.wait_for(:undone);
 SELECT jq.result(:done), jq.result(:lost), jq.result(NULL);
 DELETE FROM jq.jobs;
 DELETE FROM jq.failed_jobs;

@@ -367,6 +367,38 @@ SELECT jq.revoke('regress_jq "Quoted", ''x''; --', 'dispatch');
 SELECT role FROM jq.grants WHERE role ~ 'Quoted';
 
 /*
+ * A SECURITY DEFINER handler says things with the rights of its owner
+ */
+CREATE FUNCTION says(payload jsonb) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+	IF payload ? 'raise' THEN
+		RAISE 'raised' USING ERRCODE = 'JQ001';
+	END IF;
+	PERFORM jq.log('a word');
+	PERFORM jq.fail('failed');
+END
+$$;
+ALTER FUNCTION says OWNER TO regress_jq_owner;
+SELECT jq.register('says(jsonb)', max_attempts => 1);
+\set said 'SELECT sqlstate, error, log FROM jq.failed_jobs ORDER BY id; DELETE FROM jq.failed_jobs;'
+SET client_min_messages = error;
+SET ROLE regress_jq_dispatch;
+SELECT count(jq.dispatch('says', payload)) FROM unnest('{"{}", "{\"raise\": 1}"}'::jsonb[]) AS payload;
+CALL jq.drain();
+RESET ROLE;
+:said
+SELECT jq.grant('regress_jq_owner', 'dispatch', 'unused');
+SET ROLE regress_jq_dispatch;
+SELECT jq.dispatch('says') > 0 AS ok;
+CALL jq.drain();
+RESET ROLE;
+:said
+SELECT jq.revoke('regress_jq_owner', 'dispatch', 'unused');
+RESET client_min_messages;
+SELECT jq.unregister('says');
+DROP FUNCTION says;
+
+/*
  * Who sees what
  */
 SELECT jq.grant('regress_jq_plain', 'dispatch', 'mail');

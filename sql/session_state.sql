@@ -157,6 +157,14 @@ FROM state_test.seen AS s,
 WHERE b.key = d.key AND b.value <> d.value
 ORDER BY s.id, d.key;
 
+-- what the server does not let a worker do at all
+TRUNCATE jq.failed_jobs;
+SET SESSION AUTHORIZATION regress_jq_state;
+SELECT count(jq.dispatch('spoil', jsonb_build_object('command', c))) FROM unnest('{LISTEN a, UNLISTEN a, "NOTIFY a"}'::text[]) AS c;
+RESET SESSION AUTHORIZATION;
+CALL state_test.wait();
+SELECT payload ->> 'command' AS command, sqlstate, error FROM jq.failed_jobs ORDER BY id;
+
 ALTER DATABASE :"db" RESET jq.workers;
 ALTER DATABASE :"db" RESET statement_timeout;
 ALTER DATABASE :"db" RESET lock_timeout;

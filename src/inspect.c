@@ -23,6 +23,16 @@
 #include "compat.h"
 #include "jq.h"
 
+/* A note that is longer than this is not made longer. */
+#define NOTE_LIMIT	1000
+
+typedef struct LaneNotes
+{
+	StringInfo	note;
+	Oid			userid;			/* who reads it */
+	List	   *queues;			/* that are served; NIL: all */
+} LaneNotes;
+
 PG_FUNCTION_INFO_V1(jq_worker_slots);
 PG_FUNCTION_INFO_V1(jq_process_status);
 PG_FUNCTION_INFO_V1(jq_lease_holds);
@@ -158,6 +168,56 @@ standstill(const JqDatabase *database, const char *database_name)
 	return NULL;
 }
 
+static void
+add_remark(StringInfo note, const char *remark)
+{
+	if (note->len > NOTE_LIMIT || strstr(note->data, remark) != NULL)
+		return;
+	appendStringInfo(note, "%s%s", note->len > 0 ? "; " : "", remark);
+}
+
+/*
+ * Say if the jobs of the lane are nobody's, or in a queue that is not served.
+ */
+static void
+note_lane(const char *role, const char *queue, int32 priority, JqKey first,
+		  void *arg)
+{
+	LaneNotes  *notes = arg;
+	ListCell   *lc;
+
+	if (!jq_may_handle_role(notes->userid, role))
+		return;
+	if (!OidIsValid(get_role_oid(role, true)))
+	{
+		add_remark(notes->note,
+				   psprintf("jobs of role \"%s\" are not run: the role does not exist",
+							role));
+		return;
+	}
+	if (notes->queues == NIL)
+		return;
+	foreach(lc, notes->queues)
+	{
+		if (strcmp(lfirst(lc), queue) == 0)
+			return;
+	}
+	add_remark(notes->note,
+			   psprintf("jobs of queue \"%s\" are not run: jq.queues leaves it out",
+						queue));
+}
+
+/*
+ * Jobs that nobody serves are found in the table only.
+ */
+static void
+note_lanes(StringInfo note)
+{
+	LaneNotes	notes = {note, GetUserId(), jq_split_names(jq_queues)};
+
+	jq_scan_lanes(NULL, note_lane, &notes);
+}
+
 /*
  * jq.process_status()
  */
@@ -215,10 +275,10 @@ jq_process_status(PG_FUNCTION_ARGS)
 	for (int i = 0; i < nrefused; i++)
 	{
 		if (jq_may_see_role(refused[i].name))
-			appendStringInfo(&note, "%sjobs of role \"%s\" are not run: %s",
-							 note.len > 0 ? "; " : "", refused[i].name,
-							 refused[i].refusal);
+			add_remark(&note, psprintf("jobs of role \"%s\" are not run: %s",
+									   refused[i].name, refused[i].refusal));
 	}
+	note_lanes(&note);
 	nulls[NOTE] = note.len == 0;
 	values[NOTE] = CStringGetTextDatum(note.data);
 	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc),

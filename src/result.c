@@ -12,6 +12,7 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
+#include "access/xact.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
@@ -19,6 +20,7 @@
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
+#include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
@@ -159,6 +161,10 @@ join_waiters(int64 id)
 
 /*
  * What has become of the job by now; *ended tells if that is final.
+ *
+ * An id that was given out and is in no table is called done.  It may as well
+ * belong to a dispatch that was rolled back, or has not committed yet, which
+ * leave no trace that could be asked for.
  */
 static char *
 state_of_job(int64 id, bool *ended)
@@ -241,6 +247,34 @@ wait_for_end(int64 id, TimestampTz until)
 }
 
 /*
+ * Raise an error where waiting would answer wrongly or do harm.
+ */
+static void
+require_waitable(FunctionCallInfo fcinfo)
+{
+	/*
+	 * What has not been replayed yet looks like what is done, since sequences
+	 * run ahead in WAL.
+	 */
+	PreventCommandDuringRecovery("jq.wait_for()");
+
+	if (!fcinfo->context || !IsA(fcinfo->context, CallContext) ||
+		castNode(CallContext, fcinfo->context)->atomic)
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("jq.wait_for() cannot run inside a transaction block"),
+				 errdetail("It would not see the end of the job.")));
+
+	/* whether the job has ended already makes no difference: that is luck */
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("jq.wait_for() cannot run in a transaction that has written"),
+				 errdetail("It would commit what was written so far."),
+				 errhint("Commit before you wait.")));
+}
+
+/*
  * CALL jq.wait_for(id, timeout, state)
  */
 Datum
@@ -254,12 +288,7 @@ jq_wait_for(PG_FUNCTION_ARGS)
 	bool		isnull = false;
 	int64		id;
 
-	if (!fcinfo->context || !IsA(fcinfo->context, CallContext) ||
-		castNode(CallContext, fcinfo->context)->atomic)
-		ereport(ERROR,
-				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
-				 errmsg("jq.wait_for() cannot run inside a transaction block"),
-				 errdetail("It would not see the end of the job.")));
+	require_waitable(fcinfo);
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),

@@ -157,6 +157,8 @@ jq_scheduler_main(Datum main_arg)
 		{
 			ConfigReloadPending = false;
 			ProcessConfigFile(PGC_SIGHUP);
+			list_free_deep(queues);
+			queues = jq_split_names(jq_queues);
 			if (!jq_database_is_served(database_name))
 				proc_exit(0);
 		}

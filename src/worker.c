@@ -255,11 +255,14 @@ apply_settings(void)
 
 	/*
 	 * As a session's own setting, so that a handler which says SET LOCAL
-	 * synchronous_commit differs from it and is heard.
+	 * synchronous_commit differs from it and is heard.  Without a value it is
+	 * reset to what configuration, database or role say, and follows them from
+	 * then on.  If that is not to wait, jq.commit_wait = on means more.
 	 */
-	if (run_ahead)
-		SetConfigOption("synchronous_commit", "off", PGC_USERSET, PGC_S_SESSION);
-	else if (commits_run_ahead)
+	SetConfigOption("synchronous_commit", run_ahead ? "off" : NULL,
+					PGC_USERSET, PGC_S_SESSION);
+	if (jq_commit_wait == JQ_COMMIT_WAIT_ON &&
+		synchronous_commit == SYNCHRONOUS_COMMIT_OFF)
 		SetConfigOption("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION);
 	commits_run_ahead = run_ahead;
 

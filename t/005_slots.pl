@@ -185,6 +185,8 @@ wait_until($node, 'one', "SELECT count(*) = 6 FROM done WHERE role = 'fine'", 'a
 	local $ENV{JQ_TEST_TIMEOUT} = 20;
 	wait_until($node, 'one', q{SELECT note LIKE '%"gone"%' FROM jq.status}, 'jq.status tells of jobs whose role is gone');
 }
+is($node->safe_psql('one', 'SELECT count(*) FROM jq.status, regexp_matches(note, $$"gone" are not run: the role does not exist$$, $$g$$)'), '1', 'once');
+is($node->safe_psql('one', q{SET ROLE fine; SELECT coalesce(note, '') NOT LIKE '%gone%' FROM jq.status}), 't', 'but not who may not see them');
 
 # the refused one is tried again less and less often: no flood
 scheduler_rounds($node, 'one', 1);

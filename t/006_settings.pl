@@ -167,6 +167,16 @@ $node->safe_psql('plain', "TRUNCATE done; SELECT jq.dispatch('note')");
 set_and_reload('jq.databases', "''");
 wait_for_done($node, 'plain', 1, 'listed no more, all are');
 
+set_and_reload('jq.queues', "'urgent, other'");
+$node->safe_psql('plain', "TRUNCATE done; SELECT jq.restart_workers()");
+wait_until($node, 'plain', 'SELECT workers = 0 AND scheduler_pid IS NOT NULL FROM jq.status');
+$node->safe_psql('plain', "SELECT jq.dispatch('note'), jq.dispatch('note', priority => 1)");
+is($node->safe_psql('plain', 'SELECT note FROM jq.status'), 'jobs of queue "default" are not run: jq.queues leaves it out', 'jq.status tells of a queue that is not served');
+set_and_reload('jq.queues', "'other, default'");
+wait_for_done($node, 'plain', 2, 'listed, it is served, also if there was no worker');
+set_and_reload('jq.queues', "''");
+is($node->safe_psql('plain', 'SELECT note IS NULL FROM jq.status'), 't', 'and jq.status is content');
+
 # ---------------------------------------------------------------------
 # jq.commit_wait
 # ---------------------------------------------------------------------

@@ -277,12 +277,15 @@ row 'DROP ROLE' => sub {
 		$node->safe_psql('a', 'SELECT id FROM jq.running');
 	};
 	my $offset = log_size($node);
-	is(command('a', "SELECT jq.revoke('leaves', 'dispatch'); DROP OWNED BY leaves; DROP ROLE leaves"), '', 'succeeds');
+	$node->safe_psql('a', 'REVOKE EXECUTE ON FUNCTION pg_stat_file(text, boolean) FROM leaves');
+	like(command('a', 'DROP ROLE leaves'), qr/role "leaves" cannot be dropped because some objects depend on it/, 'is refused while it has rights in jq');
+	is(command('a', "SELECT jq.revoke('leaves', 'dispatch'); DROP ROLE leaves"), '', 'and succeeds without them');
 	unlink($gate);
 	wait_until($node, 'a', "SELECT count(*) = 1 FROM done WHERE job = $runs", 'a running job comes to its end');
 	$node->safe_psql('a', "SELECT jq.resume('waits'), jq.restart_workers()");
 	$node->wait_for_log(qr/jobs of role "leaves" in database "a" wait: the role does not exist/, $offset);
 	usleep(300_000);
+	is($node->safe_psql('a', 'SELECT note FROM jq.status'), 'jobs of role "leaves" are not run: the role does not exist', 'jq.status says so');
 	is($node->safe_psql('a', 'SELECT count(*), max(attempts) FROM jq.jobs'), '2|0', 'waiting ones wait');
 	$node->safe_psql('a', 'CREATE ROLE leaves; SELECT jq.restart_workers()');
 	wait_until($node, 'a', 'SELECT count(*) = 0 FROM jq.jobs', 'they run when a role of that name is there again');
@@ -309,6 +312,39 @@ row 'DROP ROLE with an idle worker' => sub {
 	$node->safe_psql('a', "SELECT jq.revoke('leaves', 'dispatch')");
 	drop('a');
 	$node->safe_psql('postgres', 'DROP ROLE leaves');
+};
+
+row 'ALTER ROLE RENAME' => sub {
+	$node->safe_psql('postgres', 'CREATE ROLE web LOGIN; GRANT pg_read_server_files TO web');
+	my ($runs) = scene('a', role => 'r');
+	$node->safe_psql('a', q{
+		GRANT EXECUTE ON FUNCTION pg_stat_file(text, boolean) TO web;
+		SELECT jq.grant('web', 'dispatch', 'waits'), jq.grant('web', 'dispatch', 'gates');
+		SET ROLE web;
+		SELECT jq.dispatch('wait_at_gate', queue => 'gates'), jq.dispatch('note', queue => 'waits'), jq.dispatch('note', queue => 'waits')});
+	wait_until($node, 'a', 'SELECT count(*) = 2 FROM jq.running');
+
+	my $offset = log_size($node);
+	is(command('a', 'ALTER ROLE web RENAME TO site'), '', 'succeeds');
+	is($node->safe_psql('a', 'SELECT role, attempt FROM jq.running ORDER BY role'), "r|1\nsite|1", 'the running job goes on');
+	unlink($gate);
+	$node->safe_psql('a', "SELECT jq.resume('waits'), jq.restart_workers()");
+	wait_until($node, 'a', 'SELECT count(*) = 4 FROM done', 'to its end');
+	$node->wait_for_log(qr/jobs of role "web" in database "a" wait: the role does not exist/, $offset);
+	usleep(300_000);
+	is($node->safe_psql('a', 'SELECT note FROM jq.status'), 'jobs of role "web" are not run: the role does not exist', 'jq.status says so');
+	is($node->safe_psql('a', 'SELECT count(*), min(role), max(attempts) FROM jq.jobs'), '2|web|0', 'waiting ones wait');
+	like(command('a', "SET ROLE site;\nSELECT jq.dispatch('note', queue => 'waits')"), qr/permission denied for queue "waits"/, 'its rights are not under the new name');
+
+	# what the page says
+	is( command('a', join('', map { "UPDATE jq.$_ SET role = 'site' WHERE role = 'web';" } qw(grants jobs failed_jobs results attempts))),
+		'', 'the rows can be moved');
+	wait_until($node, 'a', 'SELECT count(*) = 0 FROM jq.jobs', 'then they run');
+	is($node->safe_psql('a', "SELECT count(*), max(attempt) FROM done WHERE role = 'site'"), '2|1', 'as that role');
+	is(command('a', "SET ROLE site;\nSELECT jq.dispatch('note', queue => 'waits')"), '', 'and it has its rights again');
+	wait_until($node, 'a', 'SELECT count(*) = 0 FROM jq.jobs');
+	is(command('a', "SELECT jq.revoke('site', 'dispatch', 'waits'), jq.revoke('site', 'dispatch', 'gates'); DROP OWNED BY site; DROP ROLE site"), '', 'which can be taken');
+	drop('a');
 };
 
 row 'ALTER ROLE NOLOGIN' => sub {

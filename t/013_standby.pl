@@ -79,13 +79,22 @@ is($standby->safe_psql('d', 'SELECT (SELECT count(*) FROM jq.jobs), (SELECT coun
 	'1|0|0|0', 'job by job');
 foreach my $command ("SELECT jq.dispatch('note')", "SELECT jq.cancel($paused)", 'SELECT jq.retry(1)', 'SELECT jq.retry_all()',
 	"SELECT jq.reschedule($paused)", 'SELECT jq.flush()', 'SELECT jq.forget(1)', 'SELECT jq.pause()', "SELECT jq.resume('waits')", 'CALL jq.drain()',
-	"SELECT jq.register('note(jsonb, jq.context)')", 'SELECT jq.adopt()', 'SELECT jq.prune()')
+	"SELECT jq.register('note(jsonb, jq.context)')", 'SELECT jq.adopt()', 'SELECT jq.prune()',
+	'CALL jq.wait_for(1)', "CALL jq.wait_for($paused, '100 ms')")
 {
 	my ($status, $stdout, $stderr) = $standby->psql('d', $command, extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	like($stderr, qr/25006/, "$command: read-only");
 }
-is($standby->safe_psql('d', 'CALL jq.wait_for(1)'), 'done', 'CALL jq.wait_for() works');
-is($standby->safe_psql('d', "CALL jq.wait_for($paused, '100 ms')"), 'waiting', 'with a time limit, too');
+
+# Why CALL jq.wait_for() is among them: what is not replayed yet looks done.
+$standby->safe_psql('d', 'SELECT pg_wal_replay_pause()');
+wait_until($standby, 'd', "SELECT pg_get_wal_replay_pause_state() = 'paused'");
+my $unseen = $primary->safe_psql('d', "SELECT jq.dispatch('note', queue => 'waits')");
+my ($status, $stdout, $stderr) = $standby->psql('d', "CALL jq.wait_for($unseen, '100 ms')");
+is($stdout, '', 'a job that the standby has not heard of is not called done');
+like($stderr, qr/cannot execute jq\.wait_for\(\) during recovery/, 'it says why');
+$primary->safe_psql('d', "SELECT jq.cancel($unseen); SELECT jq.forget($unseen)");
+$standby->safe_psql('d', 'SELECT pg_wal_replay_resume()');
 is($primary->safe_psql('d', 'SELECT count(*) FROM done'), '20', 'nothing has run twice');
 
 # ---------------------------------------------------------------------
@@ -147,11 +156,28 @@ is($primary->safe_psql('d', 'SELECT job, attempt FROM done'), "$paused|1", 'once
 # Synchronous standbys, and a backup that becomes a server of its own
 # ---------------------------------------------------------------------
 
+# Each look is a job, and says what its worker's commit waits for.
+$primary->safe_psql('d', q{
+	CREATE TABLE seen (pid integer, waits_for text, at timestamptz DEFAULT clock_timestamp());
+	CREATE FUNCTION look(payload jsonb) RETURNS void LANGUAGE sql AS $$
+		INSERT INTO public.seen VALUES (pg_backend_pid(), current_setting('synchronous_commit'))
+	$$;
+	SELECT jq.register('look(jsonb)');
+	TRUNCATE done});
+
+sub commits_wait_for
+{
+	my ($value, $name) = @_;
+
+	return wait_until($primary, 'd', qq{SELECT jq.dispatch('look') \\g /dev/null
+		SELECT waits_for = '$value' FROM seen ORDER BY at DESC LIMIT 1}, $name);
+}
+
 $standby = standby_of($primary, 'fourth');
+commits_wait_for('off', 'commits run ahead');
 $primary->safe_psql('postgres', "ALTER SYSTEM SET synchronous_standby_names = '*'; ALTER SYSTEM SET synchronous_commit = remote_apply; SELECT pg_reload_conf()");
 wait_until($primary, 'postgres', "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'");
-$primary->safe_psql('d', 'SELECT jq.restart_workers()');
-wait_until($primary, 'd', 'SELECT workers = 0 AND scheduler_pid IS NOT NULL FROM jq.status');
+commits_wait_for('remote_apply', 'with synchronous standbys a worker that is there already does as configured');
 my $there = 0;
 foreach my $i (1 .. 20)
 {
@@ -161,7 +187,16 @@ foreach my $i (1 .. 20)
 	$there += $standby->safe_psql('d', "SELECT count(*) FROM done WHERE job = $id");
 }
 is($there, 20, 'with synchronous standbys what a reader sees of a job is on the standby, too');
-$primary->safe_psql('postgres', "ALTER SYSTEM RESET synchronous_standby_names; SELECT pg_reload_conf()");
+foreach my $value ('off', 'local', 'on')
+{
+	$primary->safe_psql('postgres', "ALTER SYSTEM SET synchronous_commit = $value; SELECT pg_reload_conf()");
+	commits_wait_for($value, "and follows when that changes to $value");
+}
+$primary->safe_psql('postgres', "ALTER SYSTEM RESET synchronous_standby_names; ALTER SYSTEM SET jq.commit_wait = on; ALTER SYSTEM SET synchronous_commit = off; SELECT pg_reload_conf()");
+commits_wait_for('on', 'jq.commit_wait = on waits whatever is configured');
+$primary->safe_psql('postgres', "ALTER SYSTEM RESET jq.commit_wait; ALTER SYSTEM RESET synchronous_commit; SELECT pg_reload_conf()");
+commits_wait_for('off', 'in the end commits run ahead again');
+is($primary->safe_psql('d', 'SELECT count(DISTINCT pid) <= 2 FROM seen'), 't', 'no worker was replaced for that');
 $standby->stop('immediate');
 
 # A copy of the files is not told from the server it was taken of: whoever
