@@ -464,9 +464,11 @@ COMMENT ON COLUMN jq.claims.expires_at IS 'a job that is due from then on may ta
 
 CREATE SEQUENCE jq.batches_id_seq AS bigint;
 
+COMMENT ON SEQUENCE jq.batches_id_seq IS 'ids of batches';
+
 CREATE TABLE jq.batches (
 	id bigint NOT NULL,
-	name text,
+	name text COLLATE "C",
 	role text COLLATE "C" NOT NULL,
 	total bigint NOT NULL DEFAULT 0,
 	allow_failures boolean NOT NULL,

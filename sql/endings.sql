@@ -252,7 +252,7 @@ SELECT jq.result(:id) ->> 'queue' AS queue, jq.result(:id) ->> 'max_attempts' AS
 SELECT jq.reschedule(:id);
 SELECT jq.retry(NULL);
 \echo :SQLSTATE
-SELECT jq.retry_all(queue => 'q9'), jq.retry_all(sqlstate => '22011'), jq.retry_all('q1', 'act', now() - interval '1 h'), jq.retry_all(failed_since => now() + interval '1 h');
+SELECT jq.retry_all(queue => 'q9'), jq.retry_all(sqlstate => '22011'), jq.retry_all('q1', 'act', NULL, now() - interval '1 h'), jq.retry_all(failed_since => now() + interval '1 h');
 SELECT queue, count(*) FROM jq.jobs GROUP BY queue ORDER BY queue;
 SELECT queue, sqlstate FROM jq.failed_jobs ORDER BY id;
 SELECT jq.retry_all(), jq.retry_all();

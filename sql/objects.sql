@@ -29,7 +29,7 @@ WHERE NOT EXISTS (SELECT FROM pg_depend AS d
 ORDER BY kind, name COLLATE "C";
 SELECT kind, count(*) > 0 AS some FROM objects_test GROUP BY kind ORDER BY kind;
 
--- without a comment: nothing but the sequence of the ids
+-- without a comment: nothing but the sequence of the jobs' ids
 SELECT kind, name FROM objects_test
 WHERE obj_description(objid, classid::regclass::text) IS NULL
 ORDER BY kind, name COLLATE "C";
