@@ -1224,7 +1224,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_prune';
 
 COMMENT ON FUNCTION jq.prune() IS
-'removes results and attempts that have been kept long enough, as the scheduler does once a minute; returns their number. Needs the right ''administer''.';
+'removes results, attempts and finished batches that have been kept long enough, and claims and counters that are of no use any more, as the scheduler does once a minute; returns their number. Needs the right ''administer''.';
 
 CREATE FUNCTION jq.adopt() RETURNS bigint
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -1388,14 +1388,16 @@ CREATE VIEW jq.queue_stats AS
 		SELECT j.queue, j.available_at, j.origin = h.origin AS ours,
 			j.id = ANY (h.held_ids) OR (j.lease_until > h.now
 				AND jq.lease_holds(j.lease_until, j.holder_pid, j.holder_started)) IS TRUE AS running,
-			j.available_at <= h.now AS due
+			j.available_at <= h.now AS due,
+			j.available_at = 'infinity' AS blocked
 		FROM jq.jobs AS j
 		CROSS JOIN here AS h
 		WHERE jq.may_see(j.role)
 	), waiting AS (
 		SELECT j.queue,
 			count(*) FILTER (WHERE j.ours AND NOT j.running AND j.due) AS ready,
-			count(*) FILTER (WHERE j.ours AND NOT j.running AND NOT j.due) AS later,
+			count(*) FILTER (WHERE j.ours AND NOT j.running AND NOT j.due AND NOT j.blocked) AS later,
+			count(*) FILTER (WHERE j.ours AND NOT j.running AND j.blocked) AS blocked,
 			count(*) FILTER (WHERE j.ours AND j.running) AS running,
 			count(*) FILTER (WHERE NOT j.ours) AS held,
 			min(j.available_at) FILTER (WHERE j.ours AND NOT j.running AND j.due) AS oldest
@@ -1415,6 +1417,7 @@ CREATE VIEW jq.queue_stats AS
 	SELECT queue,
 		coalesce(w.ready, 0) AS ready,
 		coalesce(w.later, 0) AS later,
+		coalesce(w.blocked, 0) AS blocked,
 		coalesce(w.running, 0) AS running,
 		coalesce(w.held, 0) AS held,
 		coalesce(f.failed, 0) AS failed,
@@ -1429,6 +1432,7 @@ COMMENT ON VIEW jq.queue_stats IS 'queues that have jobs, or are paused, with th
 COMMENT ON COLUMN jq.queue_stats.queue IS 'name of the queue';
 COMMENT ON COLUMN jq.queue_stats.ready IS 'jobs that are due and wait for a worker';
 COMMENT ON COLUMN jq.queue_stats.later IS 'jobs that are due later: delayed, or waiting to be tried again';
+COMMENT ON COLUMN jq.queue_stats.blocked IS 'jobs that are due and wait for a limit, or for an earlier job of their group';
 COMMENT ON COLUMN jq.queue_stats.running IS 'jobs that run now';
 COMMENT ON COLUMN jq.queue_stats.held IS 'jobs that were not dispatched in this database and wait for jq.adopt()';
 COMMENT ON COLUMN jq.queue_stats.failed IS 'jobs that failed for good';
@@ -1498,12 +1502,13 @@ CREATE VIEW jq.status AS
 		p.note,
 		(SELECT count(*) FROM jq.workers) AS workers,
 		(SELECT count(*) FROM jq.workers AS w WHERE w.state = 'idle') AS idle,
-		s.ready, s.later, s.running, s.held, s.failed, s.oldest_wait
+		s.ready, s.later, s.blocked, s.running, s.held, s.failed, s.oldest_wait
 	FROM pg_catalog.pg_extension AS e
 	CROSS JOIN jq.process_status() AS p
 	CROSS JOIN (
 		SELECT coalesce(sum(q.ready), 0)::bigint AS ready,
 			coalesce(sum(q.later), 0)::bigint AS later,
+			coalesce(sum(q.blocked), 0)::bigint AS blocked,
 			coalesce(sum(q.running), 0)::bigint AS running,
 			coalesce(sum(q.held), 0)::bigint AS held,
 			coalesce(sum(q.failed), 0)::bigint AS failed,
@@ -1521,6 +1526,7 @@ COMMENT ON COLUMN jq.status.workers IS 'worker processes';
 COMMENT ON COLUMN jq.status.idle IS 'those of them that wait for work';
 COMMENT ON COLUMN jq.status.ready IS 'jobs that are due and wait for a worker';
 COMMENT ON COLUMN jq.status.later IS 'jobs that are due later';
+COMMENT ON COLUMN jq.status.blocked IS 'jobs that wait for a limit, or for an earlier job of their group';
 COMMENT ON COLUMN jq.status.running IS 'jobs that run now';
 COMMENT ON COLUMN jq.status.held IS 'jobs that wait for jq.adopt()';
 COMMENT ON COLUMN jq.status.failed IS 'jobs that failed for good';

@@ -242,6 +242,8 @@ count(int64 batch_id, int64 total, int64 ended, int64 failed, int64 cancelled)
 	Counts		counts = {total, ended, failed, cancelled};
 	HeapTuple	tuple;
 
+	if (own.written)
+		CommandCounterIncrement();	/* our row may be of this command */
 	if (own.valid && own.batch_id == batch_id && own_row_is_there(rel))
 	{
 		counts.total += own.counts.total;
@@ -466,6 +468,20 @@ void
 jq_add_to_total(int64 batch_id, int64 jobs)
 {
 	find_join(batch_id, GetCurrentTransactionNestLevel())->total += jobs;
+}
+
+/*
+ * The job has put so many more links into its own chain.
+ */
+void
+jq_count_links(const JqJob *job, int links)
+{
+	Batch		batch;
+
+	if (!read_batch(job->batch_id, false, &batch))
+		return;
+	jq_join_batch(job->batch_id, true);
+	jq_add_to_total(job->batch_id, links);
 }
 
 /*

@@ -300,7 +300,10 @@ finish_chain(StringInfo json, int count)
 static void
 which_job(void *arg)
 {
-	errcontext("job %d of the chain", *(int *) arg);
+	int			n = *(int *) arg;
+
+	if (n > 0)
+		errcontext("job %d of the chain", n);
 }
 
 /*
@@ -464,7 +467,7 @@ resolve_link(StringInfo json, JsonbContainer *link)
 /*
  * Check the chain of a job that is to be dispatched by the current role, and
  * give it as it is to be stored; 0 if nothing follows.  first is the number of
- * its first link, for messages.
+ * its first link, for messages; 0 if it is no chain to the user.
  */
 Datum
 jq_resolve_chain(Datum chain, int first)
@@ -571,6 +574,7 @@ jq_queue_next_link(const JqJob *job, Oid roleid, Datum previous)
 
 		make_link(get_link(get_links(next.chain), 0), job, &next);
 		next.batch_id = job->batch_id;
+		next.callback_of = job->callback_of;
 		next.previous = previous;
 		next.chain = rest;
 		if (next.unique_key && next.on_conflict == JQ_CONFLICT_ERROR)
@@ -610,7 +614,7 @@ jq_resolve_callback(Datum spec)
 		(void) JsonbToCString(&json, get_catch(values[SPEC_CHAIN]), -1);
 	}
 	appendStringInfoChar(&json, '}');
-	return jq_resolve_chain(finish_chain(&json, count), 1);
+	return jq_resolve_chain(finish_chain(&json, count), count > 1 ? 1 : 0);
 }
 
 /*
@@ -693,6 +697,8 @@ extend_chain(FunctionCallInfo fcinfo, bool front, const char *function)
 	add_spec(&json, values, nulls, &count);
 	appendStringInfoString(&json, "]}");
 	resolved = jq_resolve_chain(finish_chain(&json, count), 1);
+	if (job->batch_id != 0)
+		jq_count_links(job, count);
 
 	chain = jq_lock_chain(job);
 	resetStringInfo(&json);

@@ -40,6 +40,7 @@ typedef struct Drain
 	JqLaneSet	lanes;
 	int			max_lanes;
 	List	   *queues;
+	List	   *batches;		/* ids of those whose jobs were run */
 	int			rounds;			/* times that all lanes were found empty */
 	MemoryContext cxt;			/* as long as the drain */
 	MemoryContext job_cxt;
@@ -126,22 +127,37 @@ start_drain(Drain *drain, FunctionCallInfo fcinfo)
 	MemoryContextSwitchTo(oldcxt);
 }
 
-static bool
-has_scheduler(void)
-{
-	return JqShared && jq_scheduler_is_there(MyDatabaseId);
-}
-
 /*
- * Let go on what limits hold, where there is no scheduler to do it.
+ * No job is left: do what a scheduler does, so that others become due.  Let go
+ * on what limits hold, and end the batches whose jobs have been run.
  */
 static void
-look_at_held(void)
+let_others_come(Drain *drain)
 {
+	ListCell   *lc;
+
 	PushActiveSnapshot(GetTransactionSnapshot());
 	(void) jq_look_at_held(true);
 	PopActiveSnapshot();
 	SPI_commit();
+
+	foreach(lc, drain->batches)
+	{
+		int64		batch_id = *(int64 *) lfirst(lc);
+		int64		after = 0;
+
+		do
+		{
+			PushActiveSnapshot(GetTransactionSnapshot());
+			after = jq_settle_cancelled(batch_id, after);
+			if (after == 0)
+				(void) jq_consider_batch(batch_id);
+			PopActiveSnapshot();
+			SPI_commit();
+		} while (after != 0);
+	}
+	list_free_deep(drain->batches);
+	drain->batches = NIL;
 }
 
 /*
@@ -165,8 +181,7 @@ next_job(Drain *drain, JqJob *job)
 		else if (look == 0)
 		{
 			drain->rounds++;
-			if (!has_scheduler())
-				look_at_held();
+			let_others_come(drain);
 			MemoryContextSwitchTo(drain->cxt);
 			jq_scan_lanes(GetUserNameFromId(drain->lanes.roleid, false),
 						  see_lane, drain);
@@ -333,7 +348,10 @@ ask_middleware(const JqJob *job, const JqHandler *handler)
 	PG_TRY();
 	{
 		failure = jq_middleware_verdict(job, handler, cxt);
-		ReleaseCurrentSubTransaction();
+		if (failure)
+			RollbackAndReleaseCurrentSubTransaction();
+		else
+			ReleaseCurrentSubTransaction();
 	}
 	PG_CATCH();
 	{
@@ -379,20 +397,33 @@ let_others_go_on(JqJob *job, JqFailure *failure)
 {
 	bool		held = failure && failure->end == JQ_END_HELD;
 
-	if (!held && job->ngates == 0 && job->batch_id == 0)
+	if (!held && job->ngates == 0)
 		return;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	if (held)
 		jq_look_at_gate_again(&failure->gate, job->id);
 	jq_leave_gates(job);
-	if (job->batch_id != 0 && !has_scheduler())
-	{
-		for (int64 after = jq_settle_cancelled(job->batch_id, 0); after != 0;)
-			after = jq_settle_cancelled(job->batch_id, after);
-		(void) jq_consider_batch(job->batch_id);
-	}
 	PopActiveSnapshot();
 	SPI_commit();
+}
+
+static void
+remember_batch(Drain *drain, int64 batch_id)
+{
+	MemoryContext oldcxt;
+	ListCell   *lc;
+	int64	   *copy;
+
+	foreach(lc, drain->batches)
+	{
+		if (*(int64 *) lfirst(lc) == batch_id)
+			return;
+	}
+	oldcxt = MemoryContextSwitchTo(drain->cxt);
+	copy = palloc(sizeof(int64));
+	*copy = batch_id;
+	drain->batches = lappend(drain->batches, copy);
+	MemoryContextSwitchTo(oldcxt);
 }
 
 static void
@@ -456,5 +487,7 @@ drain_one(Drain *drain, JqJob *job)
 	if (failure && !held)
 		jq_forget_unsettled(job, gone);
 	let_others_go_on(job, failure);
+	if (job->batch_id != 0)
+		remember_batch(drain, job->batch_id);
 	return !held;
 }

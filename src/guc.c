@@ -91,6 +91,11 @@ bool		jq_notify_failed = false;
  */
 int			jq_keep_attempts = 0;
 
+/*
+ * How long finished batches are kept, in minutes.
+ */
+int			jq_keep_batches = 24 * 60;
+
 static const struct config_enum_entry commit_wait_options[] = {
 	{"auto", JQ_COMMIT_WAIT_AUTO, false},
 	{"on", JQ_COMMIT_WAIT_ON, false},
@@ -253,6 +258,14 @@ jq_define_settings(void)
 							"0 writes no history.",
 							&jq_keep_attempts,
 							0, 0, INT_MAX / 60,
+							PGC_SUSET, GUC_UNIT_MIN,
+							NULL, NULL, NULL);
+
+	DefineCustomIntVariable("jq.keep_batches",
+							"Time for which a finished batch is kept.",
+							"Failed jobs of a batch that is gone can be retried as any other.",
+							&jq_keep_batches,
+							24 * 60, 0, INT_MAX / 60,
 							PGC_SUSET, GUC_UNIT_MIN,
 							NULL, NULL, NULL);
 

@@ -366,6 +366,33 @@ set_next_wake(const JqGate *gate)
 }
 
 /*
+ * How many of the jobs that wait at the gate could go on now.
+ */
+static int
+count_openings(JqGate *gate)
+{
+	Relation	rel;
+	HeapTuple	first;
+	int			count = 0;
+
+	if (strcmp(gate->kind, JQ_GATE_GROUP) != 0)
+		return jq_count_free_places(gate, MAX_FREED);
+
+	rel = table_open(jq_catalog()->held, AccessShareLock);
+	first = first_held(rel, gate);
+	if (first)
+	{
+		bool		isnull;
+
+		count = jq_gate_is_open(gate, DatumGetInt64(heap_getattr(first, HELD_JOB_ID,
+																 RelationGetDescr(rel),
+																 &isnull)));
+	}
+	table_close(rel, AccessShareLock);
+	return count;
+}
+
+/*
  * Let go on what waits for a rate whose time has come, and with "all" also
  * what waits for places that are free by now.  To be called in a transaction
  * of its own.  Returns when to look again.
@@ -385,7 +412,7 @@ jq_look_at_held(bool all)
 							   " FROM jq.held AS h WHERE h.kind <> 'rate'", 0, NULL, NULL))
 		{
 			JqGate	   *gate = lfirst(lc);
-			int			count = jq_count_free_places(gate, MAX_FREED);
+			int			count = count_openings(gate);
 
 			if (count > 0)
 				free_jobs(gate, count);

@@ -56,20 +56,42 @@ jq_keep_attempt(const JqJob *job, const char *outcome, const JqFailure *failure)
 }
 
 /*
- * Remove the results whose time is over, and the attempts that were kept long
- * enough; returns how many there were.
+ * Remove what has been kept long enough, or is of no use any more; returns how
+ * many rows that were.
  */
 int64
 jq_prune_kept(void)
 {
-	Oid			types[] = {INT4OID};
-	Datum		values[] = {Int32GetDatum(jq_keep_attempts)};
+	static const struct
+	{
+		int		   *setting;	/* in minutes, $1; NULL: none */
+		const char *command;
+	}			prunes[] =
+	{
+		{NULL, "DELETE FROM jq.results WHERE keep_until < clock_timestamp()"},
+		{&jq_keep_attempts, "DELETE FROM jq.attempts"
+			" WHERE ended_at < clock_timestamp() - make_interval(mins => $1)"},
+		{&jq_keep_batches, "DELETE FROM jq.batches"
+			" WHERE finished_at < clock_timestamp() - make_interval(mins => $1)"},
+		{NULL, "DELETE FROM jq.batch_counts AS c"
+			" WHERE NOT EXISTS (SELECT FROM jq.batches AS b WHERE b.id = c.batch_id)"},
+		{NULL, "DELETE FROM jq.claims WHERE (name, key) IN"
+			" (SELECT c.name, c.key FROM jq.claims AS c WHERE c.expires_at < clock_timestamp()"
+			" FOR UPDATE SKIP LOCKED)"},
+		{NULL, "DELETE FROM jq.rates WHERE since < clock_timestamp() - interval '1 day'"
+			" AND NOT EXISTS (SELECT FROM jq.handlers AS h WHERE h.rate_per >= interval '1 day')"}
+	};
+	int64		count = 0;
 
-	return jq_owner_execute("DELETE FROM jq.results WHERE keep_until < clock_timestamp()",
-							0, NULL, NULL, NULL, NULL) +
-		jq_owner_execute("DELETE FROM jq.attempts"
-						 " WHERE ended_at < clock_timestamp() - make_interval(mins => $1)",
-						 1, types, values, NULL, NULL);
+	for (int i = 0; i < lengthof(prunes); i++)
+	{
+		Oid			types[] = {INT4OID};
+		Datum		values[] = {Int32GetDatum(prunes[i].setting ? *prunes[i].setting : 0)};
+
+		count += jq_owner_execute(prunes[i].command, prunes[i].setting ? 1 : 0,
+								  types, values, NULL, NULL);
+	}
+	return count;
 }
 
 /*

@@ -243,6 +243,7 @@ extern int	jq_shutdown_grace;
 extern int	jq_cancel_grace;
 extern bool jq_notify_failed;
 extern int	jq_keep_attempts;
+extern int	jq_keep_batches;
 
 extern void jq_define_settings(void);
 extern List *jq_split_names(const char *value);
@@ -328,6 +329,7 @@ extern int	jq_chain_length(const JqJob *job);
 
 /* "batch.c" */
 extern void jq_join_batch(int64 batch_id, bool may_be_closed);
+extern void jq_count_links(const JqJob *job, int links);
 extern void jq_add_to_total(int64 batch_id, int64 count);
 extern bool jq_batch_is_cancelled(int64 batch_id);
 extern void jq_count_ended(const JqJob *job, int jobs);

@@ -267,11 +267,11 @@ jq_gate_scan_keys(const JqGate *gate, ScanKey keys)
 }
 
 /*
- * Whether the place, whose lock we have, is marked by the holder of a lease
- * that is not over.  A void mark is removed.
+ * Whether the place is marked by the holder of a lease that is not over.  A
+ * void mark can be removed by who has the place's lock.
  */
 static bool
-place_is_marked(const JqGate *gate, int place)
+place_is_marked(const JqGate *gate, int place, bool remove)
 {
 	const JqCatalog *catalog = jq_catalog();
 	Relation	rel = table_open(catalog->holders, RowExclusiveLock);
@@ -293,7 +293,7 @@ place_is_marked(const JqGate *gate, int place)
 		int64		token = DatumGetInt64(heap_getattr(tuple, HOLDERS_TOKEN, desc, &isnull));
 
 		marked = jq_lease_is_valid(job_id, token);
-		if (!marked)
+		if (!marked && remove)
 			simple_heap_delete(rel, &tuple->t_self);
 	}
 	systable_endscan(scan);
@@ -319,7 +319,7 @@ take_place(JqGate *gate)
 		jq_set_locktag(&tag, id, place);
 		if (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
 			continue;
-		if (!place_is_marked(gate, place))
+		if (!place_is_marked(gate, place, true))
 		{
 			gate->place = place;
 			return true;
@@ -330,7 +330,8 @@ take_place(JqGate *gate)
 }
 
 /*
- * How many places are free now, "most" at most.
+ * How many places are free now, "most" at most.  None is taken, not even for a
+ * moment, or somebody could be turned away by that and not be told of its end.
  */
 int
 jq_count_free_places(JqGate *gate, int most)
@@ -341,13 +342,12 @@ jq_count_free_places(JqGate *gate, int most)
 	for (int place = 0; place < gate->places && count < most; place++)
 	{
 		LOCKTAG		tag;
+		int			holders;
 
 		jq_set_locktag(&tag, id, place);
-		if (LockAcquire(&tag, ExclusiveLock, false, true) == LOCKACQUIRE_NOT_AVAIL)
-			continue;
-		if (!place_is_marked(gate, place))
+		pfree(GetLockConflicts(&tag, ExclusiveLock, &holders));
+		if (holders == 0 && !place_is_marked(gate, place, false))
 			count++;
-		LockRelease(&tag, ExclusiveLock, false);
 	}
 	return count;
 }
