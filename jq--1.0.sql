@@ -129,6 +129,7 @@ CREATE TABLE jq.jobs (
 	lease_until timestamptz,
 	holder_pid integer,
 	holder_started timestamptz,
+	last_error text,
 	CONSTRAINT jobs_pkey PRIMARY KEY (id),
 	CONSTRAINT jobs_attempts_check CHECK (attempts >= 0),
 	CONSTRAINT jobs_max_attempts_check CHECK (max_attempts > 0),
@@ -177,6 +178,7 @@ COMMENT ON COLUMN jq.jobs.reserved_at IS 'start of the lease';
 COMMENT ON COLUMN jq.jobs.lease_until IS 'end of the lease; the job is free again after it';
 COMMENT ON COLUMN jq.jobs.holder_pid IS 'session of this server that holds the lease, which ends with it';
 COMMENT ON COLUMN jq.jobs.holder_started IS 'start of that session, since process ids come back';
+COMMENT ON COLUMN jq.jobs.last_error IS 'SQLSTATE and message of the last attempt that failed';
 
 CREATE TABLE jq.failed_jobs (
 	id bigint NOT NULL,

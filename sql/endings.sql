@@ -186,6 +186,18 @@ CALL jq.drain();
 SELECT count(*) FROM ran;
 SELECT id AS expired FROM jq.failed_jobs \gset
 :failed
+-- what an attempt failed of before is told
+SELECT jq.register('act(jsonb, jq.context)', expires => '1 h', backoff => '{0 s,1 h}');
+SELECT jq.dispatch('act', '{"do": "error", "code": "22012"}') > 0 AS ok;
+CALL jq.drain();
+SELECT attempts, last_error FROM jq.jobs;
+UPDATE jq.jobs SET counts_from = now() - interval '2 hours', available_at = now();
+CALL jq.drain();
+SELECT attempts, sqlstate, error, detail FROM jq.failed_jobs;
+SELECT jq.retry(id) FROM jq.failed_jobs;
+SELECT attempts, last_error FROM jq.jobs;
+DELETE FROM jq.jobs;
+TRUNCATE ran;
 -- a timeout ends it
 SELECT jq.register('act(jsonb, jq.context)', timeout => '50 ms', fail_on_timeout => true);
 SELECT jq.dispatch('act', '{"do": "sleep"}') > 0 AS ok, jq.dispatch('act', '{"do": "error", "code": "22012"}') > 0 AS ok;

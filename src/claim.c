@@ -716,6 +716,8 @@ jq_read_job(TupleTableSlot *row, JqJob *job)
 		DatumGetInt64(values[JOBS_CHAIN_ID - 1]);
 	job->chain = jq_copy_jsonb(row, JOBS_CHAIN);
 	job->previous = jq_copy_jsonb(row, JOBS_PREVIOUS);
+	job->last_error = row->tts_isnull[JOBS_LAST_ERROR - 1] ? NULL :
+		TextDatumGetCString(values[JOBS_LAST_ERROR - 1]);
 	job->token = row->tts_isnull[JOBS_TOKEN - 1] ? 0 :
 		DatumGetInt64(values[JOBS_TOKEN - 1]);	/* of a lease that ended */
 }

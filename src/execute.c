@@ -398,13 +398,20 @@ failure_of_dead(JqJob *job, const JqUnsettled *unsettled)
 	return failure;
 }
 
+/*
+ * The failure of a job that is not to be attempted any more.  If attempts were
+ * made before, the error of the last one is what somebody will look for.
+ */
 static JqFailure *
-permanent_failure(int sqlerrcode, char *message)
+permanent_failure(const JqJob *job, int sqlerrcode, char *message)
 {
 	JqFailure  *failure = jq_make_failure(sqlerrcode, message);
 
 	failure->permanent = true;
 	failure->unspent = true;
+	if (job->last_error)
+		failure->detail = storable_text(psprintf("The last error was %s",
+												 job->last_error));
 	return failure;
 }
 
@@ -426,18 +433,19 @@ jq_failure_before_start(JqJob *job, const JqHandler *handler)
 	if (deadline != DT_NOEND)
 	{
 		if (job->attempts > 0 && now > deadline)
-			return permanent_failure(ERRCODE_JQ_EXPIRED,
-									 pstrdup("time for further attempts was over before the next one began"));
+			return permanent_failure(job, ERRCODE_JQ_EXPIRED,
+									 psprintf("time for further attempts was over before attempt %d",
+											  job->attempts + 1));
 	}
 	else if (job->attempts >= job->max_attempts)
-		return permanent_failure(ERRCODE_OPERATOR_INTERVENTION,
+		return permanent_failure(job, ERRCODE_OPERATOR_INTERVENTION,
 								 job->token != 0 ?
 								 pstrdup("session that ran the last attempt did not record its end") :
 								 pstrdup("no attempt is left"));
 
 	if (handler == NULL)
 	{
-		JqFailure  *failure = permanent_failure(ERRCODE_UNDEFINED_OBJECT,
+		JqFailure  *failure = permanent_failure(job, ERRCODE_UNDEFINED_OBJECT,
 												psprintf("handler \"%s\" is not registered", job->name));
 
 		failure->unspent = false;
@@ -445,7 +453,8 @@ jq_failure_before_start(JqJob *job, const JqHandler *handler)
 	}
 	if (!jq_interval_is_zero(&handler->expires) &&
 		now > jq_time_after(job->counts_from, &handler->expires))
-		return permanent_failure(ERRCODE_JQ_EXPIRED,
-								 pstrdup("job expired before it was started"));
+		return permanent_failure(job, ERRCODE_JQ_EXPIRED,
+								 psprintf("expired before attempt %d",
+										  job->attempts + 1));
 	return NULL;
 }

@@ -58,6 +58,7 @@ typedef struct JqJob
 	int64		chain_id;		/* 0: none */
 	Datum		chain;			/* jsonb, what follows; 0: nothing */
 	Datum		previous;		/* jsonb, result of the link before */
+	char	   *last_error;		/* of the attempts before; NULL: none */
 	int64		token;			/* of the lease in the row; 0: none */
 	ItemPointerData tid;		/* of the row, while we have it locked */
 

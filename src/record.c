@@ -294,22 +294,26 @@ update_row(Relation rel, TupleTableSlot *slot, int ncolumns, int *columns,
 }
 
 /*
- * The job is due again at this time.
+ * The job is due again at this time; last_error may be NULL.
  */
 static void
 put_back(Relation rel, TupleTableSlot *slot, const JqJob *job, Oid roleid,
-		 int32 attempts, int32 exceptions, TimestampTz at)
+		 int32 attempts, int32 exceptions, const char *last_error,
+		 TimestampTz at)
 {
 	int			columns[] = {JOBS_ATTEMPTS, JOBS_EXCEPTIONS, JOBS_AVAILABLE_AT,
-		JOBS_TOKEN, JOBS_RESERVED_AT, JOBS_LEASE_UNTIL, JOBS_HOLDER_PID,
-	JOBS_HOLDER_STARTED};
-	bool		nulls[] = {false, false, false, true, true, true, true, true};
+		JOBS_LAST_ERROR, JOBS_TOKEN, JOBS_RESERVED_AT, JOBS_LEASE_UNTIL,
+	JOBS_HOLDER_PID, JOBS_HOLDER_STARTED};
+	bool		nulls[] = {false, false, false, last_error == NULL, true, true, true,
+	true, true};
 	Datum		values[lengthof(columns)] = {0};
 	JqKey		key = {at, job->id};
 
 	values[0] = Int32GetDatum(attempts);
 	values[1] = Int32GetDatum(exceptions);
 	values[2] = TimestampTzGetDatum(at);
+	if (last_error)
+		values[3] = CStringGetTextDatum(last_error);
 	update_row(rel, slot, lengthof(columns), columns, values, nulls);
 	if (OidIsValid(roleid))
 		jq_note_due(roleid, job->queue, job->priority, key);
@@ -357,6 +361,17 @@ release_time(const JqFailure *failure)
 	TimestampTz now = GetCurrentTimestamp();
 
 	return Max(jq_time_after(now, &failure->delay), now + MIN_RELEASE_US);
+}
+
+/*
+ * What the job's row says of the failure while the job waits for its next
+ * attempt.
+ */
+static char *
+error_to_keep(const JqFailure *failure)
+{
+	return psprintf("%s: %s", unpack_sql_state(failure->sqlerrcode),
+					failure->message);
 }
 
 static const char *
@@ -414,7 +429,7 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 	}
 	else if (failure->end == JQ_END_RELEASED)
 	{
-		put_back(rel, slot, job, roleid, attempts, exceptions,
+		put_back(rel, slot, job, roleid, attempts, exceptions, job->last_error,
 				 release_time(failure));
 		*gone = false;
 	}
@@ -427,7 +442,8 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 	}
 	else
 	{
-		put_back(rel, slot, job, roleid, attempts, exceptions, next);
+		put_back(rel, slot, job, roleid, attempts, exceptions,
+				 error_to_keep(&described), next);
 		*gone = false;
 	}
 	ExecDropSingleTupleTableSlot(slot);
