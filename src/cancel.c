@@ -76,6 +76,23 @@ worker_holds(int64 id)
 }
 
 /*
+ * Whether the job is held under a lease whose holder is still there.
+ */
+static bool
+lease_holds(TupleTableSlot *row)
+{
+	Datum	   *values = row->tts_values;
+	bool	   *nulls = row->tts_isnull;
+
+	if (nulls[JOBS_LEASE_UNTIL - 1] ||
+		DatumGetTimestampTz(values[JOBS_LEASE_UNTIL - 1]) <= GetCurrentTimestamp())
+		return false;
+	return nulls[JOBS_HOLDER_PID - 1] ||
+		jq_holder_lives(DatumGetInt32(values[JOBS_HOLDER_PID - 1]),
+						DatumGetTimestampTz(values[JOBS_HOLDER_STARTED - 1]));
+}
+
+/*
  * Find the job's row, as it is now whatever the transaction's snapshot, and
  * lock it if nobody has it.  Fills in *job unless there is none.
  */
@@ -110,13 +127,8 @@ take_job(int64 id, JqJob *job)
 									   LockTupleExclusive, LockWaitSkip, 0, &tmfd);
 		if (locking == TM_Ok)
 		{
-			bool		isnull;
-			Datum		until;
-
 			jq_read_job(slot, job);
-			until = slot_getattr(slot, JOBS_LEASE_UNTIL, &isnull);
-			result = !isnull && DatumGetTimestampTz(until) > GetCurrentTimestamp() ?
-				TAKEN_LEASED : TAKEN;
+			result = lease_holds(slot) ? TAKEN_LEASED : TAKEN;
 		}
 		else if (worker_holds(id))
 			result = TAKING_RUNS;
@@ -282,7 +294,7 @@ cancel_taken(JqJob *job, char *message)
 	bool		gone;
 
 	failure->end = JQ_END_CANCELLED;
-	failure->unspent = true;
+	failure->unspent = job->token == 0; /* else an attempt is being made */
 	jq_record_failure(job, get_role_oid(job->role, true),
 					  found ? jq_copy_handler(found) : NULL, failure, &gone);
 	CommandCounterIncrement();

@@ -45,7 +45,7 @@ typedef struct Drain
 	MemoryContext job_cxt;
 } Drain;
 
-static void drain_one(Drain *drain, JqJob *job);
+static bool drain_one(Drain *drain, JqJob *job);
 
 PG_FUNCTION_INFO_V1(jq_drain);
 
@@ -224,8 +224,8 @@ jq_drain(PG_FUNCTION_ARGS)
 		job = palloc0(sizeof(JqJob));
 		if (!next_job(&drain, job))
 			break;
-		drain_one(&drain, job);
-		ran++;
+		if (drain_one(&drain, job))
+			ran++;
 	}
 	notice_others();
 
@@ -304,19 +304,24 @@ report_failure(const JqJob *job, const JqFailure *failure)
 		[JQ_END_CANCELLED] = "was cancelled"
 	};
 
+	bool		attempted = failure->end != JQ_END_FAILED || !failure->unspent;
+
 	/* not as an error: the client's command goes on */
 	ereport(failure->end == JQ_END_FAILED ? WARNING : NOTICE,
 			(errcode(failure->sqlerrcode),
-			 errmsg("job " INT64_FORMAT ", handler \"%s\", attempt %d of %d %s: %s",
-					job->id, job->name, job->attempts + 1,
-					job->max_attempts, endings[failure->end],
+			 errmsg("job " INT64_FORMAT ", handler \"%s\"%s%s %s: %s",
+					job->id, job->name,
+					attempted ? ", " : "",
+					attempted ? jq_attempt_text(job) : "",
+					endings[failure->end],
 					failure->message ? failure->message : "")));
 }
 
 /*
- * Run the claimed job, record how it ended, and commit.
+ * Run the claimed job, record how it ended, and commit.  Returns false if it
+ * was not run, but an attempt that another session or a worker left was ended.
  */
-static void
+static bool
 drain_one(Drain *drain, JqJob *job)
 {
 	const JqHandler *found = jq_find_handler(job->name);
@@ -324,9 +329,10 @@ drain_one(Drain *drain, JqJob *job)
 	JqFailure  *failure = jq_failure_before_start(job, handler);
 	JqCallResult result;
 	bool		ours;
+	bool		run = failure == NULL;
 	bool		gone = true;
 
-	if (failure == NULL)
+	if (run)
 		failure = run_leased(job, handler, &result);
 	if (failure)
 	{
@@ -346,4 +352,5 @@ drain_one(Drain *drain, JqJob *job)
 	SPI_commit();
 	if (failure)
 		jq_forget_unsettled(job, gone);
+	return run || gone;
 }

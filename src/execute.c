@@ -356,6 +356,18 @@ jq_try_again(const JqFailure *failure, int tries)
 }
 
 /*
+ * Which attempt is at hand, for messages.  With retry_for their number does
+ * not count, so there may be more than max_attempts.
+ */
+char *
+jq_attempt_text(const JqJob *job)
+{
+	if (job->attempts >= job->max_attempts)
+		return psprintf("attempt %d", job->attempts + 1);
+	return psprintf("attempt %d of %d", job->attempts + 1, job->max_attempts);
+}
+
+/*
  * How the attempt failed whose worker died; the rest of *job is told of it.
  */
 static JqFailure *
@@ -399,6 +411,21 @@ failure_of_dead(JqJob *job, const JqUnsettled *unsettled)
 }
 
 /*
+ * How the attempt failed whose lease is over, or whose session is, before it
+ * said how it ended.
+ */
+static JqFailure *
+failure_of_lost_lease(void)
+{
+	JqFailure  *failure = jq_make_failure(ERRCODE_OPERATOR_INTERVENTION,
+										  pstrdup("session that ran the attempt did not record its end"));
+
+	failure->durable = true;
+	failure->at_once = true;
+	return failure;
+}
+
+/*
  * The failure of a job that is not to be attempted any more.  If attempts were
  * made before, the error of the last one is what somebody will look for.
  */
@@ -417,7 +444,8 @@ permanent_failure(const JqJob *job, int sqlerrcode, char *message)
 
 /*
  * If a claimed job must not be run but settled, say how: its last attempt
- * ended with its worker and is not counted yet, or it may not be run any more.
+ * ended with its worker or session and that is not recorded yet, or it may not
+ * be run any more.
  * Else NULL.  handler is NULL if nobody has registered it.
  */
 JqFailure *
@@ -429,6 +457,8 @@ jq_failure_before_start(JqJob *job, const JqHandler *handler)
 
 	if (jq_is_unsettled(job, &unsettled))
 		return failure_of_dead(job, &unsettled);
+	if (job->token != 0)
+		return failure_of_lost_lease();
 
 	if (deadline != DT_NOEND)
 	{
@@ -439,8 +469,6 @@ jq_failure_before_start(JqJob *job, const JqHandler *handler)
 	}
 	else if (job->attempts >= job->max_attempts)
 		return permanent_failure(job, ERRCODE_OPERATOR_INTERVENTION,
-								 job->token != 0 ?
-								 pstrdup("session that ran the last attempt did not record its end") :
 								 pstrdup("no attempt is left"));
 
 	if (handler == NULL)

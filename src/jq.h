@@ -62,7 +62,7 @@ typedef struct JqJob
 	int64		token;			/* of the lease in the row; 0: none */
 	ItemPointerData tid;		/* of the row, while we have it locked */
 
-	/* the attempt, once it has begun */
+	/* the attempt, once it has begun; the one that a lease in the row is for */
 	pid_t		pid;
 	TimestampTz started_at;
 } JqJob;
@@ -90,6 +90,7 @@ typedef struct JqFailure
 	bool		exception;		/* it counts for max_exceptions */
 	bool		timed_out;
 	bool		durable;		/* its record must outlive a crash right after */
+	bool		at_once;		/* the next attempt need not wait */
 	Interval	delay;			/* of a release */
 } JqFailure;
 
@@ -253,6 +254,7 @@ extern JqFailure *jq_make_failure(int sqlerrcode, char *message);
 extern JqFailure *jq_failure_before_start(JqJob *job,
 										  const JqHandler *handler);
 extern bool jq_try_again(const JqFailure *failure, int tries);
+extern char *jq_attempt_text(const JqJob *job);
 
 /* "current_job.c" */
 typedef struct JqVerdict

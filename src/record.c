@@ -270,7 +270,8 @@ is_final(const JqJob *job, const JqHandler *handler, const JqFailure *failure,
 			(handler->max_exceptions > 0 && exceptions >= handler->max_exceptions))
 			return true;
 	}
-	*next = next_attempt_at(handler, attempts);
+	*next = failure->at_once ? GetCurrentTimestamp() :
+		next_attempt_at(handler, attempts);
 	if (deadline != DT_NOEND)
 		return *next > deadline;
 	return attempts >= job->max_attempts;
