@@ -136,6 +136,24 @@ SELECT jq.dispatch('act', '{"do": "fail", "lines": 1000}') > 0 AS ok;
 CALL jq.drain();
 SELECT length(log) BETWEEN 1900 AND 2047 AS bounded, right(log, 9), log ~ '^line \d+\n' AS whole FROM jq.failed_jobs;
 DELETE FROM jq.failed_jobs;
+-- of a long line its end, and that is there after a short one, too
+CREATE FUNCTION say(payload jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM jq.log(line) FROM jsonb_array_elements_text(payload) AS line;
+	PERFORM jq.fail('said');
+END
+$$;
+SELECT jq.register('say(jsonb)', max_attempts => 1);
+SELECT count(jq.dispatch('say', to_jsonb(lines))) FROM (VALUES
+	(ARRAY['first', repeat('x', 2500) || 'end']),
+	(ARRAY['first', repeat('x', 2500) || 'end', 'last']),
+	(ARRAY['first', repeat('ä', 1500) || 'end', 'last']),
+	(ARRAY[repeat('ä', 1022), 'last', repeat('€', 1000)]),
+	(ARRAY[repeat('x', 2046), '', '']),
+	(ARRAY[repeat('x', 1500), repeat('y', 1500), repeat('z', 1500)])) AS v (lines);
+CALL jq.drain();
+SELECT octet_length(log) AS bytes, regexp_replace(log, '([xyzä€])\1+', '\1+', 'g') AS log FROM jq.failed_jobs ORDER BY id;
+DELETE FROM jq.failed_jobs;
 TRUNCATE ran;
 
 /*
