@@ -5,8 +5,9 @@
  *	  leave it by jq.retry(), jq.retry_all(), jq.forget() and jq.flush().
  *
  * A job keeps its id through all of this.  Whoever takes a failed job locks its
- * row first, so of two who take it one finds it gone.  Commands for many jobs
- * leave locked ones alone, and so cannot wait for each other.
+ * row first; of two who take it at the same time the second leaves it to the
+ * first.  So nobody waits for another, and two who take the same jobs in
+ * different order cannot come to a deadlock.
  *
  * Copyright (c) 2026, the jq developers
  *
@@ -118,12 +119,10 @@ renew_job(TupleTableSlot *slot, JqJob *job)
 
 /*
  * Remove a job from jq.failed_jobs and fill in *job with what it was.
- * Returns false if it has not failed.  Of two sessions that take the same job
- * the second waits for the first, and takes it only if that one rolls back;
- * or, with LockWaitSkip, leaves it to the first.
+ * Returns false if it has not failed, or another session is taking it.
  */
 static bool
-take_failed(int64 id, LockWaitPolicy policy, JqJob *job)
+take_failed(int64 id, JqJob *job)
 {
 	const JqCatalog *catalog = jq_catalog();
 	Relation	rel = table_open(catalog->failed_jobs, RowExclusiveLock);
@@ -144,7 +143,7 @@ take_failed(int64 id, LockWaitPolicy policy, JqJob *job)
 
 		if (table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
 							 GetCurrentCommandId(false), LockTupleExclusive,
-							 policy, 0, &tmfd) == TM_Ok)
+							 LockWaitSkip, 0, &tmfd) == TM_Ok)
 		{
 			slot_getallattrs(slot);
 			job->id = id;
@@ -172,7 +171,7 @@ jq_retry(PG_FUNCTION_ARGS)
 	int64		id = jq_id_argument(fcinfo, "jq.retry()");
 	JqJob		job = {0};
 
-	if (!take_failed(id, LockWaitBlock, &job))
+	if (!take_failed(id, &job))
 		PG_RETURN_BOOL(false);
 	if (!PG_ARGISNULL(1))
 	{
@@ -210,7 +209,7 @@ retry_fetched(Oid userid, MemoryContext job_cxt)
 		int64		id = DatumGetInt64(SPI_getbinval(tuple, desc, 1, &isnull));
 
 		if (jq_may_handle_role(userid, SPI_getvalue(tuple, desc, 2)) &&
-			take_failed(id, LockWaitSkip, &job))
+			take_failed(id, &job))
 		{
 			jq_insert_job(&job, get_role_oid(job.role, true));
 			count++;
@@ -223,9 +222,6 @@ retry_fetched(Oid userid, MemoryContext job_cxt)
 
 /*
  * jq.retry_all(queue, name, failed_since, sqlstate)
- *
- * Jobs that somebody else takes at this moment are left to him, so that two
- * of these can neither take the same job nor wait for each other.
  */
 Datum
 jq_retry_all(PG_FUNCTION_ARGS)
@@ -282,7 +278,7 @@ jq_forget(PG_FUNCTION_ARGS)
 	JqJob		job = {0};
 	int			links;
 
-	if (!take_failed(jq_id_argument(fcinfo, "jq.forget()"), LockWaitBlock, &job))
+	if (!take_failed(jq_id_argument(fcinfo, "jq.forget()"), &job))
 		PG_RETURN_BOOL(false);
 	links = jq_chain_length(&job);
 	if (links > 0)
@@ -302,6 +298,7 @@ jq_flush(PG_FUNCTION_ARGS)
 	Oid			types[] = {INTERVALOID, TEXTOID, TEXTOID};
 	Datum		values[3];
 	char		nulls[] = "   ";
+	Interval	zero = {0};
 
 	jq_require_administer();
 	for (int i = 0; i < lengthof(values); i++)
@@ -311,7 +308,15 @@ jq_flush(PG_FUNCTION_ARGS)
 			nulls[i] = 'n';
 	}
 
-	/* as in jq.retry_all() */
+	/* it would remove all, and is likely a slip */
+	if (!PG_ARGISNULL(0) &&
+		DatumGetBool(DirectFunctionCall2(interval_lt, values[0],
+										 IntervalPGetDatum(&zero))))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("older_than must not be negative")));
+
+	/* what somebody else takes is left to him, as in take_failed() */
 	PG_RETURN_INT64(jq_owner_execute("DELETE FROM jq.failed_jobs WHERE id IN"
 									 " (SELECT f.id FROM jq.failed_jobs AS f"
 									 " WHERE ($1 IS NULL OR f.failed_at < clock_timestamp() - $1)"
