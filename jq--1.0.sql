@@ -632,14 +632,14 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_fail';
 
 COMMENT ON FUNCTION jq.fail(text) IS
-'ends the job that is being run here: it fails for good with this message, whatever attempts are left; raises an error of SQLSTATE JQ001, so that what the attempt has done is rolled back';
+'ends the job that is being run here: it fails for good with this message (NULL: failed by its handler), whatever attempts are left; raises an error of SQLSTATE JQ001, so that what the attempt has done is rolled back';
 
 CREATE FUNCTION jq.release(delay interval DEFAULT '0 s') RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_release';
 
 COMMENT ON FUNCTION jq.release(interval) IS
-'ends the attempt that is being run here without spending it: the job is due again after the delay, of 100 ms at least; raises an error of SQLSTATE JQ002, so that what the attempt has done is rolled back';
+'ends the attempt that is being run here without spending it: the job is due again after the delay, of 100 ms at least, or fails with SQLSTATE JQ005 if that is past its deadline (retry_for); raises an error of SQLSTATE JQ002, so that what the attempt has done is rolled back';
 
 CREATE FUNCTION jq.skip(reason text DEFAULT NULL) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -746,7 +746,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_retry';
 
 COMMENT ON FUNCTION jq.retry(bigint, interval, jsonb) IS
-'puts a failed job back into its queue with its id, its role, all its attempts and a new deadline; false if no such job has failed.
+'puts a failed job back into its queue with its id, its role, all its attempts and a new deadline; false if no such job has failed, or another session is just taking it.
 delay: due after it, NULL is now; payload: instead of the job''s own. Needs the right ''administer'' for jobs of other roles.';
 
 CREATE FUNCTION jq.retry_all(
@@ -766,7 +766,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_forget';
 
 COMMENT ON FUNCTION jq.forget(bigint) IS
-'removes a failed job; false if no such job has failed. Needs the right ''administer'' for jobs of other roles.';
+'removes a failed job; false if no such job has failed, or another session is just taking it. Needs the right ''administer'' for jobs of other roles.';
 
 CREATE FUNCTION jq.flush(
 	older_than interval DEFAULT NULL,

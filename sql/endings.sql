@@ -20,6 +20,7 @@ BEGIN
 	PERFORM jq.log('line ' || i) FROM generate_series(1, (payload ->> 'lines')::integer) AS i;
 	CASE payload ->> 'do'
 		WHEN 'fail' THEN PERFORM jq.fail('given up');
+		WHEN 'fail without a word' THEN PERFORM jq.fail(NULL);
 		WHEN 'release' THEN PERFORM jq.release((payload ->> 'delay')::interval);
 		WHEN 'skip' THEN PERFORM jq.skip('no need');
 		WHEN 'trap' THEN
@@ -52,6 +53,10 @@ SET client_min_messages = error;
  * Verdicts
  */
 SELECT jq.dispatch('act', '{"do": "fail", "lines": 2}') > 0 AS ok;
+CALL jq.drain();
+:ran
+:failed
+SELECT jq.dispatch('act', '{"do": "fail without a word"}') > 0 AS ok;
 CALL jq.drain();
 :ran
 :failed
@@ -189,6 +194,17 @@ SELECT jq.dispatch('act') > 0 AS ok;
 UPDATE jq.jobs SET counts_from = now() - interval '1 hour', attempts = 1;
 CALL jq.drain();
 :failed
+-- nor does a release lead beyond it
+SELECT jq.dispatch('act', '{"do": "release", "delay": "20 min"}') > 0 AS ok;
+CALL jq.drain();
+UPDATE jq.jobs SET counts_from = now() - interval '20 min', available_at = now(), last_error = '22012: failed before';
+SET jq.keep_attempts = '1 h';
+CALL jq.drain();
+RESET jq.keep_attempts;
+SELECT attempt, outcome, sqlstate FROM jq.attempts;
+DELETE FROM jq.attempts;
+SELECT detail FROM jq.failed_jobs;
+:failed
 SELECT jq.register('act(jsonb, jq.context)', retry_for => '0 s');
 \echo :SQLSTATE
 SELECT jq.register('act(jsonb, jq.context)', retry_for => '-1 day');
@@ -305,6 +321,14 @@ SELECT attempts, sqlstate, error = format('cancelled by role "%s": changed my mi
 SELECT jq.retry(:id), jq.reschedule(:id, now() + interval '1 day'), jq.cancel(:id), jq.retry(:id), jq.forget(:id), jq.cancel(:id), jq.cancel(:id);
 SELECT error = format('cancelled by role "%s"', current_user) AS told FROM jq.failed_jobs;
 DELETE FROM jq.failed_jobs;
+-- the reason is cut, where a character ends
+SELECT jq.dispatch('act', delay => '1 h') AS id \gset
+SELECT jq.cancel(:id, 'x' || repeat('ä', 5000));
+SELECT octet_length(error) BETWEEN 8191 AND 8192 AS cut, right(error, 2) FROM jq.failed_jobs;
+SELECT jq.flush(older_than => '-1 s');
+\echo :SQLSTATE
+SELECT jq.flush(older_than => '-1 mon +29 days');
+SELECT jq.flush(older_than => '1 h'), jq.flush(older_than => '0');
 SELECT jq.cancel(NULL);
 \echo :SQLSTATE
 SELECT count(*) FROM jq.cancellations;
@@ -393,6 +417,8 @@ SELECT jq.resume(), jq.resume();
 SELECT jq.pause('a', until => clock_timestamp() + interval '1 h'), jq.pause('b', until => clock_timestamp() - interval '1 s');
 CALL jq.drain();
 SELECT jq.pause('b'), jq.resume('b');
+-- one that has come to its end is none, to neither of the two
+SELECT jq.pause('b', until => clock_timestamp()), jq.pause('b', until => clock_timestamp()), jq.resume('b');
 -- taken back with the transaction
 BEGIN;
 SELECT jq.resume('a');

@@ -24,6 +24,7 @@
 #include "catalog/indexing.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/latch.h"
@@ -204,11 +205,21 @@ write_wish(const JqJob *job, const char *reason)
 	jq_note_cancel(job->id, job->stamp);
 }
 
+/*
+ * Cut a text where it gets too long for what is kept of an error.
+ */
+static char *
+clipped(char *text)
+{
+	text[pg_mbcliplen(text, strlen(text), JQ_ERROR_MAX)] = '\0';
+	return text;
+}
+
 static char *
 cancelled_message(const char *by, const char *reason)
 {
 	if (reason)
-		return psprintf("cancelled by role \"%s\": %s", by, reason);
+		return clipped(psprintf("cancelled by role \"%s\": %s", by, reason));
 	return psprintf("cancelled by role \"%s\"", by);
 }
 
@@ -308,7 +319,7 @@ jq_cancel(PG_FUNCTION_ARGS)
 {
 	JqJob		job = {0};
 	char	   *reason = PG_ARGISNULL(1) ? NULL :
-	text_to_cstring(PG_GETARG_TEXT_PP(1));
+	clipped(text_to_cstring(PG_GETARG_TEXT_PP(1)));
 	const JqHandler *handler;
 	const JqJob *current;
 	const char *was = NULL;

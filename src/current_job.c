@@ -212,11 +212,10 @@ Datum
 jq_fail(PG_FUNCTION_ARGS)
 {
 	require_job("jq.fail()");
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("message must not be NULL")));
-	set_verdict(ERRCODE_JQ_FAILED, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	/* a message that could not be put together must not make it try again */
+	set_verdict(ERRCODE_JQ_FAILED,
+				PG_ARGISNULL(0) ? "failed by its handler" :
+				text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	ereport(ERROR,
 			(errcode(ERRCODE_JQ_FAILED),
 			 errmsg_internal("%s", verdict.message)));

@@ -426,8 +426,20 @@ failure_of_lost_lease(void)
 }
 
 /*
- * The failure of a job that is not to be attempted any more.  If attempts were
- * made before, the error of the last one is what somebody will look for.
+ * The detail for the end of a job that is not attempted any more: the error of
+ * the last attempt that was made, if there is one, is what somebody will look
+ * for.
+ */
+char *
+jq_last_error_detail(const JqJob *job)
+{
+	if (job->last_error == NULL)
+		return NULL;
+	return storable_text(psprintf("The last error was %s", job->last_error));
+}
+
+/*
+ * The failure of a job that is not to be attempted any more.
  */
 static JqFailure *
 permanent_failure(const JqJob *job, int sqlerrcode, char *message)
@@ -436,9 +448,7 @@ permanent_failure(const JqJob *job, int sqlerrcode, char *message)
 
 	failure->permanent = true;
 	failure->unspent = true;
-	if (job->last_error)
-		failure->detail = storable_text(psprintf("The last error was %s",
-												 job->last_error));
+	failure->detail = jq_last_error_detail(job);
 	return failure;
 }
 

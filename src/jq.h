@@ -255,6 +255,7 @@ extern JqFailure *jq_failure_before_start(JqJob *job,
 										  const JqHandler *handler);
 extern bool jq_try_again(const JqFailure *failure, int tries);
 extern char *jq_attempt_text(const JqJob *job);
+extern char *jq_last_error_detail(const JqJob *job);
 
 /* "current_job.c" */
 typedef struct JqVerdict

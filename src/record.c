@@ -375,6 +375,25 @@ error_to_keep(const JqFailure *failure)
 					failure->message);
 }
 
+/*
+ * A release that leads past the time for attempts ends the job.  It spends no
+ * attempt, so nothing else would ever end a job that is always released.
+ */
+static void
+judge_release(const JqJob *job, const JqHandler *handler, JqFailure *failure)
+{
+	if (failure->end != JQ_END_RELEASED ||
+		release_time(failure) <= jq_deadline(handler, job))
+		return;
+	failure->end = JQ_END_FAILED;
+	failure->permanent = true;
+	failure->sqlerrcode = ERRCODE_JQ_EXPIRED;
+	failure->message = "released beyond its deadline";
+	failure->detail = jq_last_error_detail(job);
+	failure->hint = NULL;
+	failure->context = NULL;
+}
+
 static const char *
 outcome_name(const JqFailure *failure)
 {
@@ -421,20 +440,21 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 		jq_describe_cancellation(job, &described);
 	if (jq_keep_attempts > 0)
 		jq_keep_attempt(job, outcome_name(failure), &described);
+	judge_release(job, handler, &described);
 
-	if (failure->end == JQ_END_SKIPPED)
+	if (described.end == JQ_END_SKIPPED)
 	{
 		delete_row(rel, &slot->tts_tid, job);
 		if (job->chain)
 			jq_queue_next_link(job, roleid, (Datum) 0);
 	}
-	else if (failure->end == JQ_END_RELEASED)
+	else if (described.end == JQ_END_RELEASED)
 	{
 		put_back(rel, slot, job, roleid, attempts, exceptions, job->last_error,
-				 release_time(failure));
+				 release_time(&described));
 		*gone = false;
 	}
-	else if (is_final(job, handler, failure, attempts, exceptions, &next))
+	else if (is_final(job, handler, &described, attempts, exceptions, &next))
 	{
 		delete_row(rel, &slot->tts_tid, job);
 		jq_insert_failed(job, attempts, &described);
