@@ -147,6 +147,7 @@ CREATE TABLE jq.jobs (
 	lease_until timestamptz,
 	holder_pid integer,
 	holder_started timestamptz,
+	last_error text,
 	CONSTRAINT jobs_pkey PRIMARY KEY (id),
 	CONSTRAINT jobs_attempts_check CHECK (attempts >= 0),
 	CONSTRAINT jobs_max_attempts_check CHECK (max_attempts > 0),
@@ -204,6 +205,7 @@ COMMENT ON COLUMN jq.jobs.reserved_at IS 'start of the lease';
 COMMENT ON COLUMN jq.jobs.lease_until IS 'end of the lease; the job is free again after it';
 COMMENT ON COLUMN jq.jobs.holder_pid IS 'session of this server that holds the lease, which ends with it';
 COMMENT ON COLUMN jq.jobs.holder_started IS 'start of that session, since process ids come back';
+COMMENT ON COLUMN jq.jobs.last_error IS 'SQLSTATE and message of the last attempt that failed';
 
 CREATE TABLE jq.failed_jobs (
 	id bigint NOT NULL,
@@ -1071,14 +1073,14 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_fail';
 
 COMMENT ON FUNCTION jq.fail(text) IS
-'ends the job that is being run here: it fails for good with this message, whatever attempts are left; raises an error of SQLSTATE JQ001, so that what the attempt has done is rolled back';
+'ends the job that is being run here: it fails for good with this message (NULL: failed by its handler), whatever attempts are left; raises an error of SQLSTATE JQ001, so that what the attempt has done is rolled back';
 
 CREATE FUNCTION jq.release(delay interval DEFAULT '0 s') RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_release';
 
 COMMENT ON FUNCTION jq.release(interval) IS
-'ends the attempt that is being run here without spending it: the job is due again after the delay, of 100 ms at least; raises an error of SQLSTATE JQ002, so that what the attempt has done is rolled back';
+'ends the attempt that is being run here without spending it: the job is due again after the delay, of 100 ms at least, or fails with SQLSTATE JQ005 if that is past its deadline (retry_for); raises an error of SQLSTATE JQ002, so that what the attempt has done is rolled back';
 
 CREATE FUNCTION jq.skip(reason text DEFAULT NULL) RETURNS void
 LANGUAGE C VOLATILE PARALLEL UNSAFE
@@ -1185,7 +1187,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_retry';
 
 COMMENT ON FUNCTION jq.retry(bigint, interval, jsonb) IS
-'puts a failed job back into its queue with its id, its role, all its attempts and a new deadline; false if no such job has failed.
+'puts a failed job back into its queue with its id, its role, all its attempts and a new deadline; false if no such job has failed, or another session is just taking it.
 delay: due after it, NULL is now; payload: instead of the job''s own. Needs the right ''administer'' for jobs of other roles.';
 
 CREATE FUNCTION jq.retry_all(
@@ -1206,7 +1208,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_forget';
 
 COMMENT ON FUNCTION jq.forget(bigint) IS
-'removes a failed job; false if no such job has failed. Needs the right ''administer'' for jobs of other roles.';
+'removes a failed job; false if no such job has failed, or another session is just taking it. Needs the right ''administer'' for jobs of other roles.';
 
 CREATE FUNCTION jq.flush(
 	older_than interval DEFAULT NULL,

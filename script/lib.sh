@@ -236,7 +236,7 @@ build_jq() {
 start_server() {
 	local setting
 
-	as_server initdb -D data -U postgres -A trust -E UTF8 --locale=C.UTF-8 \
+	as_server initdb -D "$work/data" -U postgres -A trust -E UTF8 --locale=C.UTF-8 \
 		>"$work/initdb.log" 2>&1 || {
 		cat "$work/initdb.log"
 		die "could not create a server"
@@ -246,7 +246,7 @@ start_server() {
 		"port = 5432" "shared_preload_libraries = 'jq'" "$@"; do
 		echo "$setting" >>"$work/data/postgresql.conf"
 	done
-	as_server pg_ctl -D data -l "$work/server.log" -w start >/dev/null || {
+	as_server pg_ctl -D "$work/data" -l "$work/server.log" -w start >/dev/null || {
 		tail -n 20 "$work/server.log"
 		die "could not start a server"
 	}
@@ -255,7 +255,7 @@ start_server() {
 
 stop_server() {
 	if [[ -f $work/data/postmaster.pid ]]; then
-		as_server pg_ctl -D data -m immediate -w stop >/dev/null || true
+		as_server pg_ctl -D "$work/data" -m immediate -w stop >/dev/null || true
 	fi
 }
 

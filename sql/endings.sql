@@ -20,6 +20,7 @@ BEGIN
 	PERFORM jq.log('line ' || i) FROM generate_series(1, (payload ->> 'lines')::integer) AS i;
 	CASE payload ->> 'do'
 		WHEN 'fail' THEN PERFORM jq.fail('given up');
+		WHEN 'fail without a word' THEN PERFORM jq.fail(NULL);
 		WHEN 'release' THEN PERFORM jq.release((payload ->> 'delay')::interval);
 		WHEN 'skip' THEN PERFORM jq.skip('no need');
 		WHEN 'trap' THEN
@@ -52,6 +53,10 @@ SET client_min_messages = error;
  * Verdicts
  */
 SELECT jq.dispatch('act', '{"do": "fail", "lines": 2}') > 0 AS ok;
+CALL jq.drain();
+:ran
+:failed
+SELECT jq.dispatch('act', '{"do": "fail without a word"}') > 0 AS ok;
 CALL jq.drain();
 :ran
 :failed
@@ -136,6 +141,24 @@ SELECT jq.dispatch('act', '{"do": "fail", "lines": 1000}') > 0 AS ok;
 CALL jq.drain();
 SELECT length(log) BETWEEN 1900 AND 2047 AS bounded, right(log, 9), log ~ '^line \d+\n' AS whole FROM jq.failed_jobs;
 DELETE FROM jq.failed_jobs;
+-- of a long line its end, and that is there after a short one, too
+CREATE FUNCTION say(payload jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM jq.log(line) FROM jsonb_array_elements_text(payload) AS line;
+	PERFORM jq.fail('said');
+END
+$$;
+SELECT jq.register('say(jsonb)', max_attempts => 1);
+SELECT count(jq.dispatch('say', to_jsonb(lines))) FROM (VALUES
+	(ARRAY['first', repeat('x', 2500) || 'end']),
+	(ARRAY['first', repeat('x', 2500) || 'end', 'last']),
+	(ARRAY['first', repeat('ä', 1500) || 'end', 'last']),
+	(ARRAY[repeat('ä', 1022), 'last', repeat('€', 1000)]),
+	(ARRAY[repeat('x', 2046), '', '']),
+	(ARRAY[repeat('x', 1500), repeat('y', 1500), repeat('z', 1500)])) AS v (lines);
+CALL jq.drain();
+SELECT octet_length(log) AS bytes, regexp_replace(log, '([xyzä€])\1+', '\1+', 'g') AS log FROM jq.failed_jobs ORDER BY id;
+DELETE FROM jq.failed_jobs;
 TRUNCATE ran;
 
 /*
@@ -171,6 +194,17 @@ SELECT jq.dispatch('act') > 0 AS ok;
 UPDATE jq.jobs SET counts_from = now() - interval '1 hour', attempts = 1;
 CALL jq.drain();
 :failed
+-- nor does a release lead beyond it
+SELECT jq.dispatch('act', '{"do": "release", "delay": "20 min"}') > 0 AS ok;
+CALL jq.drain();
+UPDATE jq.jobs SET counts_from = now() - interval '20 min', available_at = now(), last_error = '22012: failed before';
+SET jq.keep_attempts = '1 h';
+CALL jq.drain();
+RESET jq.keep_attempts;
+SELECT attempt, outcome, sqlstate FROM jq.attempts;
+DELETE FROM jq.attempts;
+SELECT detail FROM jq.failed_jobs;
+:failed
 SELECT jq.register('act(jsonb, jq.context)', retry_for => '0 s');
 \echo :SQLSTATE
 SELECT jq.register('act(jsonb, jq.context)', retry_for => '-1 day');
@@ -186,6 +220,18 @@ CALL jq.drain();
 SELECT count(*) FROM ran;
 SELECT id AS expired FROM jq.failed_jobs \gset
 :failed
+-- what an attempt failed of before is told
+SELECT jq.register('act(jsonb, jq.context)', expires => '1 h', backoff => '{0 s,1 h}');
+SELECT jq.dispatch('act', '{"do": "error", "code": "22012"}') > 0 AS ok;
+CALL jq.drain();
+SELECT attempts, last_error FROM jq.jobs;
+UPDATE jq.jobs SET counts_from = now() - interval '2 hours', available_at = now();
+CALL jq.drain();
+SELECT attempts, sqlstate, error, detail FROM jq.failed_jobs;
+SELECT jq.retry(id) FROM jq.failed_jobs;
+SELECT attempts, last_error FROM jq.jobs;
+DELETE FROM jq.jobs;
+TRUNCATE ran;
 -- a timeout ends it
 SELECT jq.register('act(jsonb, jq.context)', timeout => '50 ms', fail_on_timeout => true);
 SELECT jq.dispatch('act', '{"do": "sleep"}') > 0 AS ok, jq.dispatch('act', '{"do": "error", "code": "22012"}') > 0 AS ok;
@@ -275,6 +321,14 @@ SELECT attempts, sqlstate, error = format('cancelled by role "%s": changed my mi
 SELECT jq.retry(:id), jq.reschedule(:id, now() + interval '1 day'), jq.cancel(:id), jq.retry(:id), jq.forget(:id), jq.cancel(:id), jq.cancel(:id);
 SELECT error = format('cancelled by role "%s"', current_user) AS told FROM jq.failed_jobs;
 DELETE FROM jq.failed_jobs;
+-- the reason is cut, where a character ends
+SELECT jq.dispatch('act', delay => '1 h') AS id \gset
+SELECT jq.cancel(:id, 'x' || repeat('ä', 5000));
+SELECT octet_length(error) BETWEEN 8191 AND 8192 AS cut, right(error, 2) FROM jq.failed_jobs;
+SELECT jq.flush(older_than => '-1 s');
+\echo :SQLSTATE
+SELECT jq.flush(older_than => '-1 mon +29 days');
+SELECT jq.flush(older_than => '1 h'), jq.flush(older_than => '0');
 SELECT jq.cancel(NULL);
 \echo :SQLSTATE
 SELECT count(*) FROM jq.cancellations;
@@ -384,6 +438,8 @@ SELECT jq.resume(), jq.resume();
 SELECT jq.pause('a', until => clock_timestamp() + interval '1 h'), jq.pause('b', until => clock_timestamp() - interval '1 s');
 CALL jq.drain();
 SELECT jq.pause('b'), jq.resume('b');
+-- one that has come to its end is none, to neither of the two
+SELECT jq.pause('b', until => clock_timestamp()), jq.pause('b', until => clock_timestamp()), jq.resume('b');
 -- taken back with the transaction
 BEGIN;
 SELECT jq.resume('a');

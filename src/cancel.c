@@ -24,6 +24,7 @@
 #include "catalog/indexing.h"
 #include "catalog/pg_type.h"
 #include "executor/spi.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "storage/latch.h"
@@ -76,6 +77,23 @@ worker_holds(int64 id)
 }
 
 /*
+ * Whether the job is held under a lease whose holder is still there.
+ */
+static bool
+lease_holds(TupleTableSlot *row)
+{
+	Datum	   *values = row->tts_values;
+	bool	   *nulls = row->tts_isnull;
+
+	if (nulls[JOBS_LEASE_UNTIL - 1] ||
+		DatumGetTimestampTz(values[JOBS_LEASE_UNTIL - 1]) <= GetCurrentTimestamp())
+		return false;
+	return nulls[JOBS_HOLDER_PID - 1] ||
+		jq_holder_lives(DatumGetInt32(values[JOBS_HOLDER_PID - 1]),
+						DatumGetTimestampTz(values[JOBS_HOLDER_STARTED - 1]));
+}
+
+/*
  * Find the job's row, as it is now whatever the transaction's snapshot, and
  * lock it if nobody has it.  Fills in *job unless there is none.
  */
@@ -110,13 +128,8 @@ take_job(int64 id, JqJob *job)
 									   LockTupleExclusive, LockWaitSkip, 0, &tmfd);
 		if (locking == TM_Ok)
 		{
-			bool		isnull;
-			Datum		until;
-
 			jq_read_job(slot, job);
-			until = slot_getattr(slot, JOBS_LEASE_UNTIL, &isnull);
-			result = !isnull && DatumGetTimestampTz(until) > GetCurrentTimestamp() ?
-				TAKEN_LEASED : TAKEN;
+			result = lease_holds(slot) ? TAKEN_LEASED : TAKEN;
 		}
 		else if (worker_holds(id))
 			result = TAKING_RUNS;
@@ -211,11 +224,21 @@ write_wish(const JqJob *job, const char *reason)
 	jq_note_cancel(job->id, job->stamp);
 }
 
+/*
+ * Cut a text where it gets too long for what is kept of an error.
+ */
+static char *
+clipped(char *text)
+{
+	text[pg_mbcliplen(text, strlen(text), JQ_ERROR_MAX)] = '\0';
+	return text;
+}
+
 static char *
 cancelled_message(const char *by, const char *reason)
 {
 	if (reason)
-		return psprintf("cancelled by role \"%s\": %s", by, reason);
+		return clipped(psprintf("cancelled by role \"%s\": %s", by, reason));
 	return psprintf("cancelled by role \"%s\"", by);
 }
 
@@ -301,7 +324,7 @@ cancel_taken(JqJob *job, char *message)
 	bool		gone;
 
 	failure->end = JQ_END_CANCELLED;
-	failure->unspent = true;
+	failure->unspent = job->token == 0; /* else an attempt is being made */
 	jq_record_failure(job, get_role_oid(job->role, true),
 					  found ? jq_copy_handler(found) : NULL, failure, &gone);
 	CommandCounterIncrement();
@@ -315,7 +338,7 @@ jq_cancel(PG_FUNCTION_ARGS)
 {
 	JqJob		job = {0};
 	char	   *reason = PG_ARGISNULL(1) ? NULL :
-	text_to_cstring(PG_GETARG_TEXT_PP(1));
+	clipped(text_to_cstring(PG_GETARG_TEXT_PP(1)));
 	const JqHandler *handler;
 	const JqJob *current;
 	const char *was = NULL;

@@ -687,6 +687,27 @@ finish_empty(Probe *probe)
 }
 
 /*
+ * The lease in the row, if there is one.  The attempt that it is for is counted
+ * in the row already, but not ended: to us it is the attempt at hand.
+ */
+static void
+read_lease(TupleTableSlot *row, JqJob *job)
+{
+	Datum	   *values = row->tts_values;
+	bool	   *nulls = row->tts_isnull;
+
+	job->token = 0;
+	job->pid = 0;
+	if (nulls[JOBS_TOKEN - 1])
+		return;
+	job->token = DatumGetInt64(values[JOBS_TOKEN - 1]);
+	job->attempts = Max(job->attempts - 1, 0);
+	job->pid = nulls[JOBS_HOLDER_PID - 1] ? 0 :
+		DatumGetInt32(values[JOBS_HOLDER_PID - 1]);
+	job->started_at = DatumGetTimestampTz(values[JOBS_RESERVED_AT - 1]);
+}
+
+/*
  * Copy a row of jq.jobs, so that it can be used when the row is gone.
  */
 void
@@ -729,8 +750,9 @@ jq_read_job(TupleTableSlot *row, JqJob *job)
 	}
 	if (!row->tts_isnull[JOBS_GROUP_KEY - 1])
 		job->group_key = TextDatumGetCString(values[JOBS_GROUP_KEY - 1]);
-	job->token = row->tts_isnull[JOBS_TOKEN - 1] ? 0 :
-		DatumGetInt64(values[JOBS_TOKEN - 1]);	/* of a lease that ended */
+	job->last_error = row->tts_isnull[JOBS_LAST_ERROR - 1] ? NULL :
+		TextDatumGetCString(values[JOBS_LAST_ERROR - 1]);
+	read_lease(row, job);
 }
 
 /* ---------------------------------------------------------------------

@@ -228,11 +228,10 @@ Datum
 jq_fail(PG_FUNCTION_ARGS)
 {
 	require_job("jq.fail()");
-	if (PG_ARGISNULL(0))
-		ereport(ERROR,
-				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("message must not be NULL")));
-	set_verdict(ERRCODE_JQ_FAILED, text_to_cstring(PG_GETARG_TEXT_PP(0)));
+	/* a message that could not be put together must not make it try again */
+	set_verdict(ERRCODE_JQ_FAILED,
+				PG_ARGISNULL(0) ? "failed by its handler" :
+				text_to_cstring(PG_GETARG_TEXT_PP(0)));
 	ereport(ERROR,
 			(errcode(ERRCODE_JQ_FAILED),
 			 errmsg_internal("%s", verdict.message)));
@@ -327,20 +326,36 @@ jq_progress(PG_FUNCTION_ARGS)
 }
 
 /*
- * Add a line to the log; if it gets too long, old lines go.
+ * The first character of the text that begins at this byte or after it.  Never
+ * fails, since it is also called under the lock.
+ */
+static char *
+skip_bytes(char *text, int bytes)
+{
+	char	   *end = text + bytes;
+
+	while (text < end)
+		text += pg_encoding_mblen(GetDatabaseEncoding(), text);
+	return text;
+}
+
+/*
+ * Add a line to the log.  If it gets too long its begin goes, in whole lines
+ * except for the last one there is, which may be the only one that tells
+ * something.
  */
 static void
 append_line(char *log, const char *line, int len)
 {
 	int			used = strlen(log);
+	char	   *fits = log + Max(used + len + 2 - JQ_LOG_SIZE, 0);
 	char	   *start = log;
+	char	   *end;
 
-	while (start - log < used && used - (start - log) + len + 2 > JQ_LOG_SIZE)
-	{
-		char	   *end = strchr(start, '\n');
-
-		start = end ? end + 1 : log + used;
-	}
+	while (start < fits && (end = strchr(start, '\n')) != NULL)
+		start = end + 1;
+	if (start < fits)
+		start = skip_bytes(start, fits - start);
 	used -= start - log;
 	memmove(log, start, used);
 	if (used > 0)
@@ -363,7 +378,8 @@ jq_log(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(0))
 		PG_RETURN_VOID();
 	line = text_to_cstring(PG_GETARG_TEXT_PP(0));
-	len = pg_mbcliplen(line, strlen(line), JQ_LOG_SIZE - 2);
+	line = skip_bytes(line, Max((int) strlen(line) - (JQ_LOG_SIZE - 2), 0));
+	len = strlen(line);
 
 	report = open_report();
 	append_line(report->log, line, len);

@@ -437,18 +437,23 @@ report_failure(const JqJob *job, const JqFailure *failure)
 		[JQ_END_DROPPED] = "was skipped"
 	};
 
+	bool		attempted = failure->end != JQ_END_FAILED || !failure->unspent;
+
 	/* not as an error: the client's command goes on */
 	ereport(failure->end == JQ_END_FAILED ? WARNING : NOTICE,
 			(errcode(failure->sqlerrcode),
-			 errmsg("job " INT64_FORMAT ", handler \"%s\", attempt %d of %d %s: %s",
-					job->id, job->name, job->attempts + 1,
-					job->max_attempts, endings[failure->end],
+			 errmsg("job " INT64_FORMAT ", handler \"%s\"%s%s %s: %s",
+					job->id, job->name,
+					attempted ? ", " : "",
+					attempted ? jq_attempt_text(job) : "",
+					endings[failure->end],
 					failure->message ? failure->message : "")));
 }
 
 /*
  * Run the claimed job, record how it ended, and commit.  Returns false if it
- * was not run, since it has to wait.
+ * was not run, since it has to wait, or an attempt that another session or a
+ * worker left was ended.
  */
 static bool
 drain_one(Drain *drain, JqJob *job)
@@ -459,12 +464,14 @@ drain_one(Drain *drain, JqJob *job)
 	JqCallResult result;
 	bool		ours = true;
 	bool		held;
+	bool		run;
 	bool		gone = true;
 
 	if (failure == NULL && jq_needs_admission(job, handler))
 		failure = admit(drain, job, handler);
 	held = failure && failure->end == JQ_END_HELD;
-	if (failure == NULL)
+	run = failure == NULL;
+	if (run)
 		failure = run_leased(job, handler, &result);
 	if (failure && !held)
 	{
@@ -489,5 +496,5 @@ drain_one(Drain *drain, JqJob *job)
 	let_others_go_on(job, failure);
 	if (job->batch_id != 0)
 		remember_batch(drain, job->batch_id);
-	return !held;
+	return !held && (run || gone);
 }

@@ -356,6 +356,18 @@ jq_try_again(const JqFailure *failure, int tries)
 }
 
 /*
+ * Which attempt is at hand, for messages.  With retry_for their number does
+ * not count, so there may be more than max_attempts.
+ */
+char *
+jq_attempt_text(const JqJob *job)
+{
+	if (job->attempts >= job->max_attempts)
+		return psprintf("attempt %d", job->attempts + 1);
+	return psprintf("attempt %d of %d", job->attempts + 1, job->max_attempts);
+}
+
+/*
  * How the attempt failed whose worker died; the rest of *job is told of it.
  */
 static JqFailure *
@@ -398,19 +410,52 @@ failure_of_dead(JqJob *job, const JqUnsettled *unsettled)
 	return failure;
 }
 
+/*
+ * How the attempt failed whose lease is over, or whose session is, before it
+ * said how it ended.
+ */
 static JqFailure *
-permanent_failure(int sqlerrcode, char *message)
+failure_of_lost_lease(void)
+{
+	JqFailure  *failure = jq_make_failure(ERRCODE_OPERATOR_INTERVENTION,
+										  pstrdup("session that ran the attempt did not record its end"));
+
+	failure->durable = true;
+	failure->at_once = true;
+	return failure;
+}
+
+/*
+ * The detail for the end of a job that is not attempted any more: the error of
+ * the last attempt that was made, if there is one, is what somebody will look
+ * for.
+ */
+char *
+jq_last_error_detail(const JqJob *job)
+{
+	if (job->last_error == NULL)
+		return NULL;
+	return storable_text(psprintf("The last error was %s", job->last_error));
+}
+
+/*
+ * The failure of a job that is not to be attempted any more.
+ */
+static JqFailure *
+permanent_failure(const JqJob *job, int sqlerrcode, char *message)
 {
 	JqFailure  *failure = jq_make_failure(sqlerrcode, message);
 
 	failure->permanent = true;
 	failure->unspent = true;
+	failure->detail = jq_last_error_detail(job);
 	return failure;
 }
 
 /*
  * If a claimed job must not be run but settled, say how: its last attempt
- * ended with its worker and is not counted yet, or it may not be run any more.
+ * ended with its worker or session and that is not recorded yet, or it may not
+ * be run any more.
  * Else NULL.  handler is NULL if nobody has registered it.
  */
 JqFailure *
@@ -424,28 +469,29 @@ jq_failure_before_start(JqJob *job, const JqHandler *handler)
 		return failure_of_dead(job, &unsettled);
 	if (job->batch_id != 0 && jq_batch_is_cancelled(job->batch_id))
 	{
-		JqFailure  *failure = permanent_failure(ERRCODE_JQ_SKIPPED,
+		JqFailure  *failure = permanent_failure(job, ERRCODE_JQ_SKIPPED,
 												pstrdup("batch was cancelled"));
 
 		failure->end = JQ_END_DROPPED;
 		return failure;
 	}
+	if (job->token != 0)
+		return failure_of_lost_lease();
 
 	if (deadline != DT_NOEND)
 	{
 		if (job->attempts > 0 && now > deadline)
-			return permanent_failure(ERRCODE_JQ_EXPIRED,
-									 pstrdup("time for further attempts was over before the next one began"));
+			return permanent_failure(job, ERRCODE_JQ_EXPIRED,
+									 psprintf("time for further attempts was over before attempt %d",
+											  job->attempts + 1));
 	}
 	else if (job->attempts >= job->max_attempts)
-		return permanent_failure(ERRCODE_OPERATOR_INTERVENTION,
-								 job->token != 0 ?
-								 pstrdup("session that ran the last attempt did not record its end") :
+		return permanent_failure(job, ERRCODE_OPERATOR_INTERVENTION,
 								 pstrdup("no attempt is left"));
 
 	if (handler == NULL)
 	{
-		JqFailure  *failure = permanent_failure(ERRCODE_UNDEFINED_OBJECT,
+		JqFailure  *failure = permanent_failure(job, ERRCODE_UNDEFINED_OBJECT,
 												psprintf("handler \"%s\" is not registered", job->name));
 
 		failure->unspent = false;
@@ -453,7 +499,8 @@ jq_failure_before_start(JqJob *job, const JqHandler *handler)
 	}
 	if (!jq_interval_is_zero(&handler->expires) &&
 		now > jq_time_after(job->counts_from, &handler->expires))
-		return permanent_failure(ERRCODE_JQ_EXPIRED,
-								 pstrdup("job expired before it was started"));
+		return permanent_failure(job, ERRCODE_JQ_EXPIRED,
+								 psprintf("expired before attempt %d",
+										  job->attempts + 1));
 	return NULL;
 }

@@ -5,8 +5,9 @@
  *	  leave it by jq.retry(), jq.retry_all(), jq.forget() and jq.flush().
  *
  * A job keeps its id through all of this.  Whoever takes a failed job locks its
- * row first, so of two who take it one finds it gone.  Commands for many jobs
- * leave locked ones alone, and so cannot wait for each other.
+ * row first; of two who take it at the same time the second leaves it to the
+ * first.  So nobody waits for another, and two who take the same jobs in
+ * different order cannot come to a deadlock.
  *
  * Copyright (c) 2026, the jq developers
  *
@@ -143,11 +144,10 @@ renew_job(TupleTableSlot *slot, JqJob *job)
 /*
  * Lock the row of a failed job and fill in *job with what it was.  Returns a
  * slot with the row, or NULL if the job has not failed.  Of two sessions that
- * want the same job the second waits for the first, and gets it only if that
- * one rolls back; or, with LockWaitSkip, leaves it to the first.
+ * want the same job the second leaves it to the first.
  */
 static TupleTableSlot *
-lock_failed(Relation rel, int64 id, LockWaitPolicy policy, JqJob *job)
+lock_failed(Relation rel, int64 id, JqJob *job)
 {
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	ScanKeyData key;
@@ -167,7 +167,7 @@ lock_failed(Relation rel, int64 id, LockWaitPolicy policy, JqJob *job)
 
 		locked = table_tuple_lock(rel, &tid, GetActiveSnapshot(), slot,
 								  GetCurrentCommandId(false), LockTupleExclusive,
-								  policy, 0, &tmfd) == TM_Ok;
+								  LockWaitSkip, 0, &tmfd) == TM_Ok;
 	}
 	systable_endscan(scan);
 	if (!locked)
@@ -220,11 +220,11 @@ mark_superseded(Relation rel, TupleTableSlot *slot, const JqJob *job,
  * these are not NULL.  Returns false if that was not done.
  */
 static bool
-retry_job(int64 id, LockWaitPolicy policy, const Interval *delay, Datum payload)
+retry_job(int64 id, const Interval *delay, Datum payload)
 {
 	Relation	rel = table_open(jq_catalog()->failed_jobs, RowExclusiveLock);
 	JqJob		job = {0};
-	TupleTableSlot *slot = lock_failed(rel, id, policy, &job);
+	TupleTableSlot *slot = lock_failed(rel, id, &job);
 	int64		holder = 0;
 	bool		retried = false;
 
@@ -279,7 +279,7 @@ jq_retry(PG_FUNCTION_ARGS)
 {
 	int64		id = jq_id_argument(fcinfo, "jq.retry()");
 
-	PG_RETURN_BOOL(retry_job(id, LockWaitBlock,
+	PG_RETURN_BOOL(retry_job(id,
 							 PG_ARGISNULL(1) ? NULL : PG_GETARG_INTERVAL_P(1),
 							 PG_ARGISNULL(2) ? (Datum) 0 : PG_GETARG_DATUM(2)));
 }
@@ -301,7 +301,7 @@ retry_fetched(Oid userid, MemoryContext job_cxt)
 		int64		id = DatumGetInt64(SPI_getbinval(tuple, desc, 1, &isnull));
 
 		if (jq_may_handle_role(userid, SPI_getvalue(tuple, desc, 2)) &&
-			retry_job(id, LockWaitSkip, NULL, (Datum) 0))
+			retry_job(id, NULL, (Datum) 0))
 			count++;
 		MemoryContextSwitchTo(oldcxt);
 		MemoryContextReset(job_cxt);
@@ -371,7 +371,7 @@ jq_forget(PG_FUNCTION_ARGS)
 	int64		id = jq_id_argument(fcinfo, "jq.forget()");
 	Relation	rel = table_open(jq_catalog()->failed_jobs, RowExclusiveLock);
 	JqJob		job = {0};
-	TupleTableSlot *slot = lock_failed(rel, id, LockWaitBlock, &job);
+	TupleTableSlot *slot = lock_failed(rel, id, &job);
 	int			links;
 
 	if (slot)
@@ -400,6 +400,7 @@ jq_flush(PG_FUNCTION_ARGS)
 	Oid			types[] = {INTERVALOID, TEXTOID, TEXTOID};
 	Datum		values[3];
 	char		nulls[] = "   ";
+	Interval	zero = {0};
 
 	jq_require_administer();
 	for (int i = 0; i < lengthof(values); i++)
@@ -409,7 +410,15 @@ jq_flush(PG_FUNCTION_ARGS)
 			nulls[i] = 'n';
 	}
 
-	/* as in jq.retry_all() */
+	/* it would remove all, and is likely a slip */
+	if (!PG_ARGISNULL(0) &&
+		DatumGetBool(DirectFunctionCall2(interval_lt, values[0],
+										 IntervalPGetDatum(&zero))))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("older_than must not be negative")));
+
+	/* what somebody else takes is left to him, as in take_failed() */
 	PG_RETURN_INT64(jq_owner_execute("DELETE FROM jq.failed_jobs WHERE id IN"
 									 " (SELECT f.id FROM jq.failed_jobs AS f"
 									 " WHERE ($1 IS NULL OR f.failed_at < clock_timestamp() - $1)"

@@ -556,10 +556,11 @@ nearest_handler(const char *name)
 }
 
 /*
- * Raise the error that there is no handler of that name.
+ * Raise the error that there is no handler of that name, with this hint (NULL:
+ * none) if no other name is like it.
  */
-void
-jq_report_unregistered(const char *name)
+static void
+report_no_handler(const char *name, const char *hint)
 {
 	char	   *nearest = nearest_handler(name);
 
@@ -567,7 +568,16 @@ jq_report_unregistered(const char *name)
 			(errcode(ERRCODE_UNDEFINED_OBJECT),
 			 errmsg("handler \"%s\" is not registered", name),
 			 nearest ? errhint("Perhaps you meant \"%s\".", nearest) :
-			 errhint("Register it with jq.register().")));
+			 hint ? errhint("%s", hint) : 0));
+}
+
+/*
+ * The same to somebody who wants to use the handler.
+ */
+void
+jq_report_unregistered(const char *name)
+{
+	report_no_handler(name, "Register it with jq.register().");
 }
 
 /* ---------------------------------------------------------------------
@@ -1051,7 +1061,7 @@ jq_unregister(PG_FUNCTION_ARGS)
 	}
 	if (jq_owner_execute("DELETE FROM jq.handlers WHERE name = $1",
 						 1, types, values, NULL, NULL) == 0)
-		jq_report_unregistered(text_to_cstring(name));
+		report_no_handler(text_to_cstring(name), NULL);
 	jq_retry_held(text_to_cstring(name), false);
 	PG_RETURN_VOID();
 }
@@ -1087,7 +1097,7 @@ jq_rename_handler(PG_FUNCTION_ARGS)
 					 2, types, values, NULL, NULL);
 	if (jq_owner_execute("UPDATE jq.handlers SET name = $2 WHERE name = $1",
 						 2, types, values, NULL, NULL) == 0)
-		jq_report_unregistered(text_to_cstring(old));
+		report_no_handler(text_to_cstring(old), NULL);
 	jq_owner_execute("UPDATE jq.claims SET name = $2 WHERE name = $1",
 					 2, types, values, NULL, NULL);
 	jq_owner_execute("INSERT INTO jq.handler_aliases (alias, name) VALUES ($1, $2)",

@@ -33,7 +33,6 @@ jq_keep_attempt(const JqJob *job, const char *outcome, const JqFailure *failure)
 	Datum		values[ATTEMPTS_NATTS];
 	bool		nulls[ATTEMPTS_NATTS] = {false};
 
-	/* under a lease the attempt is counted already */
 	values[ATTEMPTS_ID - 1] = Int64GetDatum(job->id);
 	values[ATTEMPTS_ATTEMPT - 1] = Int32GetDatum(job->attempts + 1);
 	jq_set_text(values, nulls, ATTEMPTS_NAME, job->name);

@@ -96,6 +96,7 @@ typedef struct JqJob
 	int64		chain_id;		/* 0: none */
 	Datum		chain;			/* jsonb, what follows; 0: nothing */
 	Datum		previous;		/* jsonb, result of the link before */
+	char	   *last_error;		/* of the attempts before; NULL: none */
 	int64		batch_id;		/* 0: none */
 	int64		callback_of;	/* 0: none */
 	char	   *unique_key;		/* NULL: not unique */
@@ -111,7 +112,7 @@ typedef struct JqJob
 	JqGate		gates[JQ_MAX_GATES];
 	bool		admitted;		/* by what is asked once, not at each try */
 
-	/* the attempt, once it has begun */
+	/* the attempt, once it has begun; the one that a lease in the row is for */
 	pid_t		pid;
 	TimestampTz started_at;
 } JqJob;
@@ -142,6 +143,7 @@ typedef struct JqFailure
 	bool		exception;		/* it counts for max_exceptions */
 	bool		timed_out;
 	bool		durable;		/* its record must outlive a crash right after */
+	bool		at_once;		/* the next attempt need not wait */
 	Interval	delay;			/* of a release */
 	JqGate		gate;			/* where it is held */
 } JqFailure;
@@ -427,6 +429,8 @@ extern JqFailure *jq_make_failure(int sqlerrcode, char *message);
 extern JqFailure *jq_failure_before_start(JqJob *job,
 										  const JqHandler *handler);
 extern bool jq_try_again(const JqFailure *failure, int tries);
+extern char *jq_attempt_text(const JqJob *job);
+extern char *jq_last_error_detail(const JqJob *job);
 
 /* "current_job.c" */
 typedef struct JqVerdict

@@ -347,7 +347,8 @@ is_final(const JqJob *job, const JqHandler *handler, const JqFailure *failure,
 			(handler->max_exceptions > 0 && exceptions >= handler->max_exceptions))
 			return true;
 	}
-	*next = next_attempt_at(handler, attempts);
+	*next = failure->at_once ? GetCurrentTimestamp() :
+		next_attempt_at(handler, attempts);
 	if (deadline != DT_NOEND)
 		return *next > deadline;
 	return attempts >= job->max_attempts;
@@ -371,22 +372,26 @@ update_row(Relation rel, TupleTableSlot *slot, int ncolumns, int *columns,
 }
 
 /*
- * The job is due again at this time.
+ * The job is due again at this time; last_error may be NULL.
  */
 static void
 put_back(Relation rel, TupleTableSlot *slot, const JqJob *job, Oid roleid,
-		 int32 attempts, int32 exceptions, TimestampTz at)
+		 int32 attempts, int32 exceptions, const char *last_error,
+		 TimestampTz at)
 {
 	int			columns[] = {JOBS_ATTEMPTS, JOBS_EXCEPTIONS, JOBS_AVAILABLE_AT,
-		JOBS_TOKEN, JOBS_RESERVED_AT, JOBS_LEASE_UNTIL, JOBS_HOLDER_PID,
-	JOBS_HOLDER_STARTED};
-	bool		nulls[] = {false, false, false, true, true, true, true, true};
+		JOBS_LAST_ERROR, JOBS_TOKEN, JOBS_RESERVED_AT, JOBS_LEASE_UNTIL,
+	JOBS_HOLDER_PID, JOBS_HOLDER_STARTED};
+	bool		nulls[] = {false, false, false, last_error == NULL, true, true, true,
+	true, true};
 	Datum		values[lengthof(columns)] = {0};
 	JqKey		key = {at, job->id};
 
 	values[0] = Int32GetDatum(attempts);
 	values[1] = Int32GetDatum(exceptions);
 	values[2] = TimestampTzGetDatum(at);
+	if (last_error)
+		values[3] = CStringGetTextDatum(last_error);
 	update_row(rel, slot, lengthof(columns), columns, values, nulls);
 	if (OidIsValid(roleid))
 		jq_note_due(roleid, job->queue, job->priority, key);
@@ -538,6 +543,36 @@ release_time(const JqFailure *failure)
 	return Max(jq_time_after(now, &failure->delay), now + MIN_RELEASE_US);
 }
 
+/*
+ * What the job's row says of the failure while the job waits for its next
+ * attempt.
+ */
+static char *
+error_to_keep(const JqFailure *failure)
+{
+	return psprintf("%s: %s", unpack_sql_state(failure->sqlerrcode),
+					failure->message);
+}
+
+/*
+ * A release that leads past the time for attempts ends the job.  It spends no
+ * attempt, so nothing else would ever end a job that is always released.
+ */
+static void
+judge_release(const JqJob *job, const JqHandler *handler, JqFailure *failure)
+{
+	if (failure->end != JQ_END_RELEASED ||
+		release_time(failure) <= jq_deadline(handler, job))
+		return;
+	failure->end = JQ_END_FAILED;
+	failure->permanent = true;
+	failure->sqlerrcode = ERRCODE_JQ_EXPIRED;
+	failure->message = "released beyond its deadline";
+	failure->detail = jq_last_error_detail(job);
+	failure->hint = NULL;
+	failure->context = NULL;
+}
+
 static const char *
 outcome_name(const JqFailure *failure)
 {
@@ -585,40 +620,44 @@ jq_record_failure(const JqJob *job, Oid roleid, const JqHandler *handler,
 		jq_describe_cancellation(job, &described);
 	if (jq_keep_attempts > 0)
 		jq_keep_attempt(job, outcome_name(failure), &described);
+	judge_release(job, handler, &described);
 
-	if (failure->end == JQ_END_SKIPPED)
+	/* it had its turn at a limit, or a lease that is over had a place there */
+	if (job->ngates == 0 && handler && jq_needs_admission(job, handler))
+		jq_note_held(0);
+
+	if (described.end == JQ_END_SKIPPED)
 	{
 		delete_row(rel, &slot->tts_tid, job);
 		go_on(job, roleid, (Datum) 0);
 	}
-	else if (failure->end == JQ_END_DROPPED)
+	else if (described.end == JQ_END_DROPPED)
 	{
 		delete_row(rel, &slot->tts_tid, job);
 		settle_ties(job);
 		jq_note_held(0);
 		jq_count_cancelled(job);
 	}
-	else if (failure->end == JQ_END_RELEASED)
+	else if (described.end == JQ_END_RELEASED)
 	{
-		put_back(rel, slot, job, roleid, attempts, exceptions,
-				 release_time(failure));
+		put_back(rel, slot, job, roleid, attempts, exceptions, job->last_error,
+				 release_time(&described));
 		*gone = false;
 	}
-	else if (is_final(job, handler, failure, attempts, exceptions, &next))
+	else if (is_final(job, handler, &described, attempts, exceptions, &next))
 	{
 		delete_row(rel, &slot->tts_tid, job);
 		jq_insert_failed(job, attempts, &described);
 		jq_remove_cancellation(job);
 		settle_ties(job);
-		if (job->pid == 0)
-			jq_note_held(0);	/* it may have been its turn somewhere */
 		if (job->batch_id != 0)
 			jq_count_failed(job, &described, attempts);
 		follow_up(job, roleid, handler, &described, attempts);
 	}
 	else
 	{
-		put_back(rel, slot, job, roleid, attempts, exceptions, next);
+		put_back(rel, slot, job, roleid, attempts, exceptions,
+				 error_to_keep(&described), next);
 		*gone = false;
 	}
 	ExecDropSingleTupleTableSlot(slot);

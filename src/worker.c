@@ -518,8 +518,8 @@ job_error_context(void *arg)
 {
 	JqJob	   *job = arg;
 
-	errcontext("job " INT64_FORMAT ", handler \"%s\", attempt %d of %d",
-			   job->id, job->name, job->attempts + 1, job->max_attempts);
+	errcontext("job " INT64_FORMAT ", handler \"%s\", %s",
+			   job->id, job->name, jq_attempt_text(job));
 }
 
 static FmgrInfo *

@@ -60,7 +60,7 @@ sub killed_drain
 	my ($gate) = @_;
 	my $session = $node->background_psql('d', on_error_stop => 0);
 
-	$session->query_until(qr/started/, "\\echo started\nSET jq.lease = '1h';\nCALL jq.drain();\n");
+	$session->query_until(qr/started/, "\\echo started\nSET jq.lease = '1h';\nSET jq.keep_attempts = '1d';\nCALL jq.drain();\n");
 	wait_until($node, 'd', "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'advisory'");
 	return $session;
 }
@@ -98,10 +98,15 @@ is($node->safe_psql('d', "SELECT attempt FROM jq.running WHERE id = $id"), '2', 
 
 # a drain that outlives its lease does no harm, and leaves none
 end_lease();
-is($node->safe_psql('d', 'CALL jq.drain()'), '1', 'a job whose last attempt was not recorded is settled');
+my ($ran, $warning);
+$node->psql('d', "SET jq.keep_attempts = '1d'; CALL jq.drain()", stdout => \$ran, stderr => \$warning);
+is($ran, '1', 'a job whose last attempt was not recorded is settled');
+like($warning, qr/job $id, handler "gate", attempt 2 of 2 failed: session that ran the attempt did not record its end/, 'and the session that does it is told');
 is($node->safe_psql('d', 'SELECT attempts, sqlstate, error FROM jq.failed_jobs'),
-	'2|57000|session that ran the last attempt did not record its end', 'as failed, with the reason');
+	'2|57000|session that ran the attempt did not record its end', 'as failed, with the reason');
 $gate->query_safe('SELECT pg_advisory_unlock(1)');
+is( $node->safe_psql('d', "SELECT attempt, outcome, sqlstate, pid IS NOT NULL, started_at < ended_at FROM jq.attempts WHERE id = $id ORDER BY attempt"),
+	"1|failed|57000|t|t\n2|failed|57000|t|t", 'both attempts are in the history, with their numbers');
 wait_until($node, 'd', "SELECT count(*) = 0 FROM pg_stat_activity WHERE query ~ 'jq.drain' AND state = 'active' AND pid <> pg_backend_pid()");
 is($node->safe_psql('d', "SELECT count(*) FROM done WHERE job = $id"), '0', 'the session that comes too late changes nothing');
 is($node->safe_psql('d', 'SELECT count(*) FROM jq.jobs'), '0', 'and no job is left');
@@ -109,6 +114,24 @@ eval { $session->quit };
 $node->safe_psql('d', "SELECT jq.retry($id)");
 is($node->safe_psql('d', 'CALL jq.drain()'), '1', 'retried, it runs');
 is($node->safe_psql('d', "SELECT attempt FROM done WHERE job = $id"), '1', 'with all its attempts');
+
+# cancelled while a session runs it, and after that died
+$gate->query_safe('SELECT pg_advisory_lock(1)');
+$id = $node->safe_psql('d', q{TRUNCATE jq.attempts; TRUNCATE jq.failed_jobs; SELECT jq.dispatch('gate', '{"gate": 1}', max_attempts => 2)});
+$session = killed_drain();
+is($node->safe_psql('d', "SET jq.keep_attempts = '1d'; SELECT jq.cancel($id)"), 'external', 'a job that a session runs is cancelled');
+is( $node->safe_psql('d', "SELECT f.attempts, a.attempt, a.outcome, a.pid IS NOT NULL, a.started_at < a.ended_at FROM jq.failed_jobs AS f JOIN jq.attempts AS a USING (id) WHERE id = $id"),
+	'1|1|cancelled|t|t', 'after one attempt');
+$node->safe_psql('d', "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity WHERE wait_event = 'advisory'");
+eval { $session->quit };
+$id = $node->safe_psql('d', q{TRUNCATE jq.attempts; SELECT jq.dispatch('gate', '{"gate": 1}', max_attempts => 2)});
+$session = killed_drain();
+$node->safe_psql('d', "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity WHERE wait_event = 'advisory'");
+eval { $session->quit };
+is($node->safe_psql('d', "SET jq.keep_attempts = '1d'; SELECT jq.cancel($id)"), 'waiting', 'one whose session died waits');
+is($node->safe_psql('d', "SELECT f.attempts, a.attempt, a.outcome FROM jq.failed_jobs AS f JOIN jq.attempts AS a USING (id) WHERE id = $id"),
+	'1|1|cancelled', 'and has made one attempt as well');
+$gate->query_safe('SELECT pg_advisory_unlock(1)');
 
 # with preload from now on: what was left under a lease is found
 $gate->query_safe('SELECT pg_advisory_lock(1)');

@@ -272,7 +272,7 @@ foreach my $attempt (1, 2)
 	is($node->safe_psql('d', "SELECT attempts FROM jq.jobs WHERE id = $id"), $attempt, "attempt $attempt of a drained job that crashes is counted");
 }
 $node->safe_psql('d', 'CALL jq.drain()');
-like(failed($id), qr/^2\|57000\|session that ran the last attempt did not record its end/, 'and it is stopped');
+like(failed($id), qr/^2\|57000\|session that ran the attempt did not record its end/, 'and it is stopped');
 
 is( join("\n", grep { !/was terminated by signal (9|11|6|3)\b|exited with exit code 2/ } grep { /PANIC:|TRAP:|was terminated by signal|exited with exit code [^01]/ } split(/\n/, log_since($node, 0))),
 	'', 'no other crash');
