@@ -27,18 +27,21 @@ CREATE FUNCTION j(l text, what text DEFAULT NULL) RETURNS jq.job_spec LANGUAGE s
 AS $$SELECT jq.job('act', jsonb_build_object('l', l, 'do', what))$$;
 CREATE FUNCTION r(l text, command text) RETURNS jq.job_spec LANGUAGE sql
 AS $$SELECT jq.job('act', jsonb_build_object('l', l, 'do', 'run', 'sql', command))$$;
--- the scheduler ends batches as well as jq.drain(), in its time
+-- runs all there is, together with the scheduler, which sees to batches as well
 CREATE PROCEDURE settle(id bigint) LANGUAGE plpgsql AS $$
+DECLARE
+	ran bigint;
 BEGIN
 	FOR i IN 1 .. 500 LOOP
-		EXIT WHEN (SELECT finished_at IS NOT NULL FROM jq.batch_status AS b WHERE b.id = settle.id);
+		CALL jq.drain(NULL, NULL, ran);
+		EXIT WHEN ran = 0 AND (SELECT finished_at IS NOT NULL FROM jq.batch_status AS b WHERE b.id = settle.id);
 		COMMIT;
 		PERFORM pg_sleep(0.02);
 	END LOOP;
 END
 $$;
 SELECT jq.register('act(jsonb, jq.context)', max_attempts => 1);
-\set drain 'SET client_min_messages = error; CALL jq.drain(); CALL settle(:b); CALL jq.drain(); RESET client_min_messages;'
+\set drain 'SET client_min_messages = error; CALL settle(:b); RESET client_min_messages;'
 \set ran 'SELECT string_agg(concat_ws(\':\', label, failed), $$ $$ ORDER BY n) AS ran, bool_and(batch = :b) AS in_batch FROM ran; TRUNCATE ran;'
 \set status 'SELECT name, total, pending, failed, cancelled, progress, state FROM jq.batch_status WHERE id = :b;'
 
