@@ -72,6 +72,7 @@ SELECT jq.register('bench.noop(jsonb)');
 SELECT jq.register('bench.one_row(jsonb)');
 SELECT jq.register('bench.pick_up(jsonb)');
 SELECT jq.register('bench.sleeper(jsonb)', timeout => NULL);
+SELECT jq.register('bench.sleeper(jsonb)', 'sleeper_alone', timeout => NULL, overlap_key => '$');
 
 /* ---------------------------------------------------------------------
  * Counterparts

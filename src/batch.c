@@ -26,6 +26,7 @@
 #include "access/table.h"
 #include "access/tableam.h"
 #include "access/xact.h"
+#include "catalog/index.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_type.h"
 #include "commands/sequence.h"
@@ -232,6 +233,34 @@ own_row_is_there(Relation rel)
 }
 
 /*
+ * Replace our own row.  As a rule there is room for the new version on its
+ * page, and the index need not be opened.
+ */
+static void
+update_own_row(Relation rel, HeapTuple tuple)
+{
+	CatalogIndexState indexes;
+	Datum		values[INDEX_MAX_KEYS];
+	bool		nulls[INDEX_MAX_KEYS];
+	TupleTableSlot *slot;
+
+	if (!simple_heap_update_compat(rel, &own.tid, tuple))
+		return;
+	indexes = CatalogOpenIndexes(rel);
+	slot = MakeSingleTupleTableSlot(RelationGetDescr(rel), &TTSOpsHeapTuple);
+	ExecStoreHeapTuple(tuple, slot, false);
+	for (int i = 0; i < indexes->ri_NumIndices; i++)
+	{
+		FormIndexDatum(indexes->ri_IndexRelationInfo[i], slot, NULL, values, nulls);
+		index_insert(indexes->ri_IndexRelationDescs[i], values, nulls,
+					 &tuple->t_self, rel, UNIQUE_CHECK_NO, false,
+					 indexes->ri_IndexRelationInfo[i]);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	CatalogCloseIndexes(indexes);
+}
+
+/*
  * Add to the batch's numbers, and let it be considered when the transaction
  * has committed.
  */
@@ -251,7 +280,7 @@ count(int64 batch_id, int64 total, int64 ended, int64 failed, int64 cancelled)
 		counts.failed += own.counts.failed;
 		counts.cancelled += own.counts.cancelled;
 		tuple = form_counts(rel, batch_id, own.id, &counts);
-		CatalogTupleUpdate(rel, &own.tid, tuple);
+		update_own_row(rel, tuple);
 	}
 	else
 	{
@@ -331,7 +360,10 @@ jq_count_failed(const JqJob *job, const JqFailure *failure, int32 attempts)
 						   jq_failure_as_jsonb(job, failure, attempts));
 		}
 		if (cancels && !is_set(&batch, BATCHES_CANCELLED_AT))
+		{
 			set_time(&batch, BATCHES_CANCELLED_AT);
+			jq_note_cancelled_batch(job->batch_id);
+		}
 		write_batch(&batch);
 	}
 	count(job->batch_id, 0, 1 + jq_chain_length(job), 1, 0);
@@ -379,6 +411,30 @@ jq_batch_is_cancelled(int64 batch_id)
 	result = is_set(&batch, BATCHES_CANCELLED_AT);
 	heap_freetuple(batch.tuple);
 	return result;
+}
+
+/*
+ * The same the other way round, for a worker that runs job after job of a
+ * batch: it need not look again before some batch is cancelled.
+ */
+bool
+jq_batch_goes_on(int64 batch_id)
+{
+	static int64 known_id = 0;
+	static uint32 known_changes = 0;
+	uint32		changes;
+
+	if (MyJqDatabase == NULL)
+		return !jq_batch_is_cancelled(batch_id);
+	changes = MyJqDatabase->cancel_changes;
+	if (batch_id == known_id && changes == known_changes)
+		return true;
+	pg_read_barrier();
+	if (jq_batch_is_cancelled(batch_id))
+		return false;
+	known_id = batch_id;
+	known_changes = changes;
+	return true;
 }
 
 /* ---------------------------------------------------------------------
@@ -910,7 +966,7 @@ jq_cancel_batch(PG_FUNCTION_ARGS)
 		CStringGetTextDatum(GetUserNameFromId(GetUserId(), false));
 	batch.nulls[BATCHES_CANCELLED_BY - 1] = false;
 	write_batch(&batch);
-	jq_note_batch(id);
+	jq_note_cancelled_batch(id);
 	if (JqShared == NULL)
 	{
 		int64		after = 0;

@@ -294,6 +294,7 @@ call_for_full_look(void)
 		database->full_look = true;
 		database->cancels = true;
 		database->pause_changes++;
+		database->cancel_changes++;
 		scheduler = database->scheduler_latch;
 		jq_reconsider_database(database);
 	}

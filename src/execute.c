@@ -467,7 +467,7 @@ jq_failure_before_start(JqJob *job, const JqHandler *handler)
 
 	if (jq_is_unsettled(job, &unsettled))
 		return failure_of_dead(job, &unsettled);
-	if (job->batch_id != 0 && jq_batch_is_cancelled(job->batch_id))
+	if (job->batch_id != 0 && !jq_batch_goes_on(job->batch_id))
 	{
 		JqFailure  *failure = permanent_failure(job, ERRCODE_JQ_SKIPPED,
 												pstrdup("batch was cancelled"));

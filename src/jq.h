@@ -334,6 +334,7 @@ extern void jq_join_batch(int64 batch_id, bool may_be_closed);
 extern void jq_count_links(const JqJob *job, int links);
 extern void jq_add_to_total(int64 batch_id, int64 count);
 extern bool jq_batch_is_cancelled(int64 batch_id);
+extern bool jq_batch_goes_on(int64 batch_id);
 extern void jq_count_ended(const JqJob *job, int jobs);
 extern void jq_count_cancelled(const JqJob *job);
 extern void jq_count_failed(const JqJob *job, const JqFailure *failure,
@@ -400,6 +401,7 @@ extern void jq_note_full_look(void);
 extern void jq_note_launcher(void);
 extern void jq_note_pauses(void);
 extern void jq_note_batch(int64 batch_id);
+extern void jq_note_cancelled_batch(int64 batch_id);
 extern void jq_note_held(TimestampTz at);
 extern void jq_note_restart(void);
 extern void jq_note_cancel(int64 job_id, int64 stamp);

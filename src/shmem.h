@@ -122,6 +122,7 @@ typedef struct JqDatabase
 	bool		restart;		/* scheduler is to start anew */
 	int			ntouched;		/* batches to be considered; too many: all */
 	int64		touched[JQ_MAX_TOUCHED];
+	uint32		cancel_changes; /* grows when batches are cancelled or go away */
 	TimestampTz held_due;		/* when to look at jq.held; 0: at all of it */
 	uint32		pause_changes;	/* grows when a pause or resume commits */
 	bool		wants_calls;	/* scheduler could start another worker */
@@ -262,7 +263,9 @@ extern JqSlot *JqSlots;
 extern JqLane *JqLanes;
 extern JqJournalData *JqJournal;
 
-/* The slot of this process and its attempt, if it is a worker. */
+/* The slot of this process, its database's entry, and its attempt, if it is a
+ * worker. */
+extern JqDatabase *MyJqDatabase;
 extern JqSlot *MyJqSlot;
 extern JqAttempt *MyJqAttempt;
 

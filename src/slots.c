@@ -27,6 +27,7 @@
 
 #include "jq.h"
 
+JqDatabase *MyJqDatabase = NULL;
 JqSlot	   *MyJqSlot = NULL;
 JqAttempt  *MyJqAttempt = NULL;
 
@@ -104,6 +105,7 @@ jq_slot_attach(int slotno, uint32 generation)
 		if (database && database->held_by != 0)
 			slot->leave = true;
 		MyJqSlot = slot;
+		MyJqDatabase = database;
 		MyJqAttempt = jq_attempt_of(slot);
 	}
 	LWLockRelease(JqShared->lock);
@@ -159,6 +161,7 @@ detach(int code, Datum arg)
 	slot->scan_lane = -1;
 	slot->latch = NULL;
 	MyJqSlot = NULL;
+	MyJqDatabase = NULL;
 	MyJqAttempt = NULL;
 
 	/* our own database's scheduler, and all that wait for a slot */

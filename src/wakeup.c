@@ -61,6 +61,7 @@ static List *cancel_notes = NIL;
 
 static int64 batches_noted[JQ_MAX_TOUCHED];
 static int	nbatches_noted = 0;	/* more if there was no room for all */
+static bool cancelled_batches_noted = false;
 static TimestampTz held_noted = DT_NOEND;
 static bool full_look_noted = false;
 static bool launcher_noted = false;
@@ -231,6 +232,16 @@ jq_note_batch(int64 batch_id)
 }
 
 /*
+ * Note that a batch was cancelled, so that workers look up theirs again.
+ */
+void
+jq_note_cancelled_batch(int64 batch_id)
+{
+	cancelled_batches_noted = true;
+	jq_note_batch(batch_id);
+}
+
+/*
  * Note that the scheduler is to look at what is held by limits: at this time,
  * or at once at all of it (0).
  */
@@ -240,12 +251,35 @@ jq_note_held(TimestampTz at)
 	held_noted = Min(held_noted, at);
 }
 
+/*
+ * Whether the scheduler is going to consider the only batch that we noted
+ * anyway.  We have committed: it takes its snapshot after it has cleared what
+ * we look at here, so it will see what we did.
+ */
+static bool
+batch_is_touched(void)
+{
+	int			ntouched;
+
+	if (MyJqDatabase == NULL || nbatches_noted != 1)
+		return false;
+	pg_memory_barrier();
+	ntouched = Min(MyJqDatabase->ntouched, JQ_MAX_TOUCHED);
+	for (int i = 0; i < ntouched; i++)
+	{
+		if (MyJqDatabase->touched[i] == batches_noted[0])
+			return true;
+	}
+	return false;
+}
+
 static bool
 anything_noted(void)
 {
 	return due_entries || cancel_notes != NIL || full_look_noted ||
 		launcher_noted || pauses_noted || restart_noted ||
-		nbatches_noted > 0 || held_noted != DT_NOEND;
+		held_noted != DT_NOEND || cancelled_batches_noted ||
+		(nbatches_noted > 0 && !batch_is_touched());
 }
 
 static void
@@ -260,6 +294,7 @@ forget_notes(void)
 	pauses_noted = false;
 	restart_noted = false;
 	nbatches_noted = 0;
+	cancelled_batches_noted = false;
 	held_noted = DT_NOEND;
 }
 
@@ -533,6 +568,8 @@ wake_at_commit(void)
 		}
 		if (nbatches_noted > 0)
 			call |= publish_batches(database);
+		if (cancelled_batches_noted)
+			database->cancel_changes++;
 		if (held_noted < database->held_due)
 		{
 			database->held_due = held_noted;
