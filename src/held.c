@@ -35,6 +35,7 @@
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
+#include "utils/guc.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
@@ -287,6 +288,11 @@ find_gates(const char *query, int nargs, Oid *types, Datum *values)
 	List	   *gates = NIL;
 
 	jq_enter_owner(&section);
+	/* statistics of a queue are always out of date: insist on the index */
+	(void) set_config_option("enable_seqscan", "off", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 	PushActiveSnapshot(GetLatestSnapshot());
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");
@@ -308,6 +314,9 @@ find_gates(const char *query, int nargs, Oid *types, Datum *values)
 		every = SPI_getbinval(tuple, desc, 5, &isnull);
 		if (!isnull)
 			gate->every = *DatumGetIntervalP(every);
+		gate->wake_at = DatumGetTimestampTz(SPI_getbinval(tuple, desc, 6, &isnull));
+		if (isnull)
+			gate->wake_at = 0;
 		gates = lappend(gates, gate);
 		MemoryContextSwitchTo(oldcxt);
 	}
@@ -329,7 +338,7 @@ jq_retry_held(const char *scope, bool queue)
 	ListCell   *lc;
 
 	foreach(lc, find_gates("SELECT DISTINCT ON (h.kind, h.scope, h.key)"
-						   " h.kind, h.scope, h.key, h.places, h.every FROM jq.held AS h"
+						   " h.kind, h.scope, h.key, h.places, h.every, h.wake_at FROM jq.held AS h"
 						   " WHERE h.scope = $1 AND (h.kind = 'queue') = $2",
 						   lengthof(types), types, values))
 	{
@@ -393,43 +402,57 @@ count_openings(JqGate *gate)
 }
 
 /*
- * Let go on what waits for a rate whose time has come, and with "all" also
- * what waits for places that are free by now.  To be called in a transaction
- * of its own.  Returns when to look again.
+ * Let go on what may at the gate.
+ */
+static void
+look_at_gate(JqGate *gate)
+{
+	int			count;
+
+	if (strcmp(gate->kind, JQ_GATE_RATE) != 0)
+	{
+		count = count_openings(gate);
+		if (count > 0)
+			free_jobs(gate, count);
+	}
+	else if (gate->places > 0 && gate->wake_at <= GetCurrentTimestamp())
+	{
+		free_jobs(gate, gate->places);
+		set_next_wake(gate);
+	}
+}
+
+/* The first job at each gate; the recursion steps from gate to gate. */
+static const char *const all_gates =
+"WITH RECURSIVE gates AS ("
+" (SELECT h.kind, h.scope, h.key, h.places, h.every, h.wake_at FROM jq.held AS h"
+"  ORDER BY h.kind, h.scope, h.key, h.priority, h.job_id LIMIT 1)"
+" UNION ALL"
+" SELECT n.kind, n.scope, n.key, n.places, n.every, n.wake_at FROM gates AS g CROSS JOIN LATERAL"
+" (SELECT h.kind, h.scope, h.key, h.places, h.every, h.wake_at FROM jq.held AS h"
+"  WHERE (h.kind, h.scope, h.key) > (g.kind, g.scope, g.key)"
+"  ORDER BY h.kind, h.scope, h.key, h.priority, h.job_id LIMIT 1) AS n)"
+" SELECT g.kind, g.scope, g.key, g.places, g.every, g.wake_at FROM gates AS g";
+
+/* The gates of rates whose time has come. */
+static const char *const due_gates =
+"SELECT DISTINCT ON (h.kind, h.scope, h.key) h.kind, h.scope, h.key, h.places, h.every, h.wake_at"
+" FROM jq.held AS h WHERE h.wake_at <= clock_timestamp() ORDER BY h.kind, h.scope, h.key, h.wake_at";
+
+/*
+ * Let go on what waits for a rate whose time has come, or with "all" whatever
+ * can go on by now.  To be called in a transaction of its own.  Returns when to
+ * look again.
  */
 TimestampTz
 jq_look_at_held(bool all)
 {
-	Oid			types[] = {BOOLOID};
-	Datum		values[] = {BoolGetDatum(all)};
 	int64		next;
 	ListCell   *lc;
 
-	if (all)
+	foreach(lc, find_gates(all ? all_gates : due_gates, 0, NULL, NULL))
 	{
-		foreach(lc, find_gates("SELECT DISTINCT ON (h.kind, h.scope, h.key)"
-							   " h.kind, h.scope, h.key, h.places, h.every"
-							   " FROM jq.held AS h WHERE h.kind <> 'rate'", 0, NULL, NULL))
-		{
-			JqGate	   *gate = lfirst(lc);
-			int			count = count_openings(gate);
-
-			if (count > 0)
-				free_jobs(gate, count);
-		}
-	}
-	foreach(lc, find_gates("SELECT h.kind, h.scope, h.key, max(h.places), max(h.every)"
-						   " FROM jq.held AS h WHERE h.kind = 'rate'"
-						   " AND (h.wake_at <= clock_timestamp() OR $1)"
-						   " GROUP BY h.kind, h.scope, h.key"
-						   " HAVING max(h.places) > 0 AND (min(h.wake_at) <= clock_timestamp()"
-						   " OR count(h.wake_at) = 0)",
-						   lengthof(types), types, values))
-	{
-		JqGate	   *gate = lfirst(lc);
-
-		free_jobs(gate, gate->places);
-		set_next_wake(gate);
+		look_at_gate(lfirst(lc));
 	}
 	if (jq_owner_execute("SELECT (extract(epoch FROM min(h.wake_at) - '2000-01-01 00:00:00+00') * 1000000)::bigint"
 						 " FROM jq.held AS h WHERE h.wake_at IS NOT NULL HAVING count(*) > 0",

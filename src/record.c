@@ -501,6 +501,7 @@ jq_move_job(const JqJob *job, Oid roleid)
 	CommandCounterIncrement();
 	ExecDropSingleTupleTableSlot(slot);
 	table_close(rel, NoLock);
+	jq_note_held(0);			/* it may have had its turn at a limit */
 	if (OidIsValid(roleid))
 		jq_note_due(roleid, job->queue, job->priority, key);
 }

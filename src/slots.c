@@ -144,8 +144,8 @@ detach(int code, Datum arg)
 	if (MyJqAttempt->begun &&
 		(MyJqAttempt->cancelled || !MyJqAttempt->innocent))
 		jq_leave_unsettled(MyJqAttempt, death_of(MyJqAttempt));
-	if (database && MyJqAttempt->begun)
-		database->held_due = 0; /* the places it had are free */
+	if (database && slot->state == JQ_SLOT_BUSY)
+		database->held_due = 0; /* places that it had may be free */
 	drop_job(slot);
 	if (role && code != 0 && !slot->proved)
 	{
