@@ -755,6 +755,7 @@ jq_settle_cancelled(int64 batch_id, int64 after)
 	if (!jq_batch_is_cancelled(batch_id))
 		return 0;
 	jq_enter_owner(&section);
+	jq_insist_on_indexes();
 	PushActiveSnapshot(GetLatestSnapshot());
 	if (SPI_connect() != SPI_OK_CONNECT)
 		elog(ERROR, "SPI_connect failed");

@@ -199,7 +199,6 @@ jq_catalog_if_any(void)
 	catalog.handler_aliases = relation_oid(catalog.schema, "handler_aliases");
 	catalog.handler_aliases_pkey = relation_oid(catalog.schema, "handler_aliases_pkey");
 	catalog.grants = relation_oid(catalog.schema, "grants");
-	catalog.jobs_batch = relation_oid(catalog.schema, "jobs_batch");
 	catalog.claims = relation_oid(catalog.schema, "claims");
 	catalog.claims_job_id = relation_oid(catalog.schema, "claims_job_id");
 	catalog.batches = relation_oid(catalog.schema, "batches");

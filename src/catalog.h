@@ -320,7 +320,6 @@ typedef struct JqCatalog
 	Oid			jobs;
 	Oid			jobs_pkey;
 	Oid			jobs_due;
-	Oid			jobs_batch;
 	Oid			jobs_sequence;
 	Oid			failed_jobs;
 	Oid			failed_jobs_pkey;

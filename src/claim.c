@@ -799,11 +799,7 @@ jq_scan_lanes(const char *role, JqLaneCallback callback, void *arg)
 	PushActiveSnapshot(GetLatestSnapshot());
 	jq_enter_owner(&section);
 
-	/* statistics of a queue are always out of date: insist on the index */
-	(void) set_config_option("enable_seqscan", "off", PGC_USERSET,
-							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET,
-							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	jq_insist_on_indexes();
 	(void) set_config_option("enable_sort", "off", PGC_USERSET,
 							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 

@@ -33,6 +33,7 @@
 #include "common/pg_prng.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "nodes/primnodes.h"
 #include "rewrite/prs2lock.h"
 #include "rewrite/rowsecurity.h"
 #include "utils/builtins.h"
@@ -155,12 +156,22 @@ check_table(Relation rel)
 }
 
 /*
- * Our own partial index, which jobs without a batch are not in.
+ * Whether it is our own partial index, which jobs without a batch are not in,
+ * or one that REINDEX CONCURRENTLY builds in its place.
  */
 static bool
-is_batch_index(Relation index)
+is_batch_index(const IndexInfo *info)
 {
-	return RelationGetRelid(index) == jq_catalog()->jobs_batch;
+	NullTest   *test;
+
+	if (info->ii_NumIndexAttrs != 1 ||
+		info->ii_IndexAttrNumbers[0] != JOBS_BATCH_ID ||
+		list_length(info->ii_Predicate) != 1 ||
+		!IsA(linitial(info->ii_Predicate), NullTest))
+		return false;
+	test = linitial_node(NullTest, info->ii_Predicate);
+	return test->nulltesttype == IS_NOT_NULL && IsA(test->arg, Var) &&
+		((Var *) test->arg)->varattno == JOBS_BATCH_ID;
 }
 
 static void
@@ -182,7 +193,7 @@ open_indexes(Relation rel)
 		insertion.infos[insertion.nindexes - 1] = info;
 		if (info->ii_Expressions != NIL || info->ii_ExclusionOps != NULL ||
 			!index->rd_index->indimmediate ||
-			(info->ii_Predicate != NIL && !is_batch_index(index)))
+			(info->ii_Predicate != NIL && !is_batch_index(info)))
 			refuse(psprintf("index \"%s\" on table jq.jobs",
 							RelationGetRelationName(index)));
 	}
@@ -302,8 +313,8 @@ insert_index_entries(TupleTableSlot *slot)
 		if (!insertion.infos[i]->ii_ReadyForInserts)
 			continue;
 		FormIndexDatum(insertion.infos[i], slot, NULL, values, nulls);
-		if (nulls[0] && is_batch_index(index))
-			continue;
+		if (nulls[0] && insertion.infos[i]->ii_Predicate != NIL)
+			continue;			/* it has no batch */
 		index_insert(index, values, nulls, &slot->tts_tid, insertion.rel,
 					 index->rd_index->indisunique ?
 					 UNIQUE_CHECK_YES : UNIQUE_CHECK_NO,

@@ -513,6 +513,7 @@ typedef struct JqOwnerSection
 
 extern void jq_enter_owner(JqOwnerSection *section);
 extern void jq_leave_owner(JqOwnerSection *section);
+extern void jq_insist_on_indexes(void);
 extern uint64 jq_owner_execute(const char *command, int nargs, Oid *argtypes,
 							   Datum *values, const char *nulls,
 							   int64 *result);

@@ -47,6 +47,19 @@ jq_leave_owner(JqOwnerSection *section)
 }
 
 /*
+ * Let queries of this section use indexes wherever they can: statistics of a
+ * queue's tables are always out of date.
+ */
+void
+jq_insist_on_indexes(void)
+{
+	(void) set_config_option("enable_seqscan", "off", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("enable_bitmapscan", "off", PGC_USERSET,
+							 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+}
+
+/*
  * Run one SQL command as the extension's owner.  Returns the number of rows
  * it processed; if result is not NULL, the first column of the first row, a
  * bigint, goes there (0 if there is none).
