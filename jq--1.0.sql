@@ -1045,7 +1045,7 @@ AS 'MODULE_PATHNAME', 'jq_set_limit';
 
 COMMENT ON FUNCTION jq.set_limit(text, text, integer, integer, interval, integer, text) IS
 'sets limits for one key in place of those that its handlers were registered with; NULL leaves theirs, and if all are NULL the key is as any other again.
-scope: limit_scope of the handlers, or the name of one; key: as running_key and rate_key give it. Needs the right ''administer''.';
+scope: limit_scope of the handlers, or the name of one; key: as running_key and rate_key give it. Holds for what is started from then on. Needs the right ''administer''.';
 
 CREATE FUNCTION jq.set_queue(
 	queue text,
@@ -1056,7 +1056,7 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'jq_set_queue';
 
 COMMENT ON FUNCTION jq.set_queue(text, integer, text) IS
-'sets how many jobs of a queue run at a time, NULL is no limit, and a remark on it. Needs the right ''administer''.';
+'sets how many jobs of a queue run at a time, NULL is no limit, and a remark on it. Holds for what is started from then on; jobs that run without a limit are not counted. Needs the right ''administer''.';
 
 /* ---------------------------------------------------------------------
  * Inside a handler

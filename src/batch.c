@@ -739,10 +739,11 @@ jq_unfinished_batches(int64 **ids)
 /*
  * Settle jobs of a cancelled batch that wait, those with ids greater than
  * "after", in order, a limited number of them.  Returns the last id that was
- * looked at, or 0 if there are no more.
+ * looked at, or 0 if there are no more; *settled becomes false if one has to be
+ * seen to again.
  */
 int64
-jq_settle_cancelled(int64 batch_id, int64 after)
+jq_settle_cancelled(int64 batch_id, int64 after, bool *settled)
 {
 	Oid			types[] = {INT8OID, INT8OID, INT4OID};
 	Datum		values[] = {Int64GetDatum(batch_id), Int64GetDatum(after),
@@ -777,7 +778,7 @@ jq_settle_cancelled(int64 batch_id, int64 after)
 	jq_leave_owner(&section);
 
 	for (uint64 i = 0; i < found; i++)
-		jq_drop_waiting_job(ids[i]);
+		*settled &= jq_drop_waiting_job(ids[i]);
 	after = found < SETTLE_CHUNK ? 0 : ids[found - 1];
 	pfree(ids);
 	return after;
@@ -971,9 +972,10 @@ jq_cancel_batch(PG_FUNCTION_ARGS)
 	if (JqShared == NULL)
 	{
 		int64		after = 0;
+		bool		settled = true;
 
 		do
-			after = jq_settle_cancelled(id, after);
+			after = jq_settle_cancelled(id, after, &settled);
 		while (after != 0);
 		(void) jq_consider_batch(id);
 	}

@@ -48,6 +48,7 @@ typedef enum Taking
 {
 	TAKEN,						/* locked, and still there */
 	TAKEN_LEASED,				/* the same, and held under a lease */
+	TAKING_LEASED,				/* held under a lease, and left alone */
 	TAKING_RUNS,				/* a worker has it */
 	TAKING_BLOCKED,				/* somebody else has it */
 	TAKING_GONE					/* there is no such job */
@@ -95,10 +96,12 @@ lease_holds(TupleTableSlot *row)
 
 /*
  * Find the job's row, as it is now whatever the transaction's snapshot, and
- * lock it if nobody has it.  Fills in *job unless there is none.
+ * lock it if nobody has it.  Fills in *job unless there is none.  With
+ * "waiting" a job that is held under a lease is left alone: its holder, who is
+ * going to record its end, must not wait for us.
  */
 static Taking
-take_job(int64 id, JqJob *job)
+take_job(int64 id, bool waiting, JqJob *job)
 {
 	const JqCatalog *catalog = jq_catalog();
 	Relation	rel = table_open(catalog->jobs, RowExclusiveLock);
@@ -107,6 +110,7 @@ take_job(int64 id, JqJob *job)
 	SysScanDesc scan;
 	HeapTuple	tuple;
 	Taking		result = TAKING_GONE;
+	bool		leased;
 
 	ScanKeyInit(&key, JOBS_ID, BTEqualStrategyNumber, F_INT8EQ,
 				Int64GetDatum(id));
@@ -120,9 +124,12 @@ take_job(int64 id, JqJob *job)
 		ExecForceStoreHeapTuple(tuple, slot, false);
 		jq_read_job(slot, job);
 		job->tid = tuple->t_self;
+		leased = lease_holds(slot);
 		ExecClearTuple(slot);
 
-		if (!worker_holds(id))
+		if (leased && waiting)
+			result = TAKING_LEASED;
+		else if (!worker_holds(id))
 			locking = table_tuple_lock(rel, &job->tid, GetActiveSnapshot(), slot,
 									   GetCurrentCommandId(false),
 									   LockTupleExclusive, LockWaitSkip, 0, &tmfd);
@@ -131,6 +138,8 @@ take_job(int64 id, JqJob *job)
 			jq_read_job(slot, job);
 			result = lease_holds(slot) ? TAKEN_LEASED : TAKEN;
 		}
+		else if (result == TAKING_LEASED)
+			 /* not tried */ ;
 		else if (worker_holds(id))
 			result = TAKING_RUNS;
 		else if (locking == TM_WouldBlock || locking == TM_Updated)
@@ -148,13 +157,13 @@ take_job(int64 id, JqJob *job)
  * handle.
  */
 static Taking
-take_own_job(int64 id, JqJob *job)
+take_own_job(int64 id, bool waiting, JqJob *job)
 {
 	Taking		taking;
 
 	for (int try = 0;; try++)
 	{
-		taking = take_job(id, job);
+		taking = take_job(id, waiting, job);
 		if (taking != TAKING_GONE)
 			jq_require_own_job(id, job->role);
 		if (taking != TAKING_BLOCKED)
@@ -180,26 +189,29 @@ take_own_job(int64 id, JqJob *job)
 bool
 jq_take_waiting_job(int64 id, JqJob *job)
 {
-	return take_own_job(id, job) == TAKEN;
+	return take_own_job(id, true, job) == TAKEN;
 }
 
 /*
  * The batch of the job of that id was cancelled: if it waits, it leaves.
+ * Returns false if somebody has its row, so that it must be seen to again.
  */
-void
+bool
 jq_drop_waiting_job(int64 id)
 {
 	JqJob		job = {0};
 	JqFailure  *failure;
+	Taking		taking = take_job(id, true, &job);
 	bool		gone;
 
-	if (take_job(id, &job) != TAKEN)
-		return;
+	if (taking != TAKEN)
+		return taking != TAKING_BLOCKED;
 	failure = jq_make_failure(ERRCODE_JQ_SKIPPED, pstrdup("batch was cancelled"));
 	failure->end = JQ_END_DROPPED;
 	failure->unspent = true;
 	jq_record_failure(&job, get_role_oid(job.role, true), NULL, failure, &gone);
 	CommandCounterIncrement();
+	return true;
 }
 
 /* ---------------------------------------------------------------------
@@ -352,7 +364,7 @@ jq_cancel(PG_FUNCTION_ARGS)
 				 errmsg("a job cannot cancel itself"),
 				 errhint("Use jq.fail().")));
 
-	taking = take_own_job(id, &job);
+	taking = take_own_job(id, false, &job);
 	switch (taking)
 	{
 		case TAKING_RUNS:
@@ -378,7 +390,7 @@ static bool
 process_wish(int64 id, int64 stamp)
 {
 	JqJob		job = {0};
-	Taking		taking = take_job(id, &job);
+	Taking		taking = take_job(id, false, &job);
 
 	if (taking == TAKING_GONE || job.stamp != stamp)
 	{

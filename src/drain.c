@@ -145,11 +145,12 @@ let_others_come(Drain *drain)
 	{
 		int64		batch_id = *(int64 *) lfirst(lc);
 		int64		after = 0;
+		bool		settled;
 
 		do
 		{
 			PushActiveSnapshot(GetTransactionSnapshot());
-			after = jq_settle_cancelled(batch_id, after);
+			after = jq_settle_cancelled(batch_id, after, &settled);
 			if (after == 0)
 				(void) jq_consider_batch(batch_id);
 			PopActiveSnapshot();

@@ -342,7 +342,7 @@ extern void jq_count_failed(const JqJob *job, const JqFailure *failure,
 extern bool jq_count_retried(const JqJob *job);
 extern bool jq_consider_batch(int64 batch_id);
 extern int	jq_unfinished_batches(int64 **ids);
-extern int64 jq_settle_cancelled(int64 batch_id, int64 after);
+extern int64 jq_settle_cancelled(int64 batch_id, int64 after, bool *settled);
 extern void jq_write_batch_totals(void);
 extern void jq_batches_at_subxact_end(bool commit);
 extern void jq_batches_at_xact_end(bool commit);
@@ -489,7 +489,7 @@ extern int64 jq_id_argument(FunctionCallInfo fcinfo, const char *function);
 
 /* "cancel.c" */
 extern bool jq_take_waiting_job(int64 id, JqJob *job);
-extern void jq_drop_waiting_job(int64 id);
+extern bool jq_drop_waiting_job(int64 id);
 extern void jq_describe_cancellation(const JqJob *job, JqFailure *failure);
 extern void jq_remove_cancellation(const JqJob *job);
 extern bool jq_process_cancellations(void);

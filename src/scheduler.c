@@ -549,12 +549,13 @@ static bool
 consider_batch(int64 batch_id)
 {
 	int64		after = 0;
+	bool		settled = true;
 	bool		decided;
 
 	do
 	{
 		start_transaction("jq: considering a batch");
-		after = jq_settle_cancelled(batch_id, after);
+		after = jq_settle_cancelled(batch_id, after, &settled);
 		end_transaction();
 		CHECK_FOR_INTERRUPTS();
 	} while (after != 0);
@@ -562,7 +563,7 @@ consider_batch(int64 batch_id)
 	start_transaction("jq: considering a batch");
 	decided = jq_consider_batch(batch_id);
 	end_transaction();
-	return decided;
+	return decided && settled;
 }
 
 /*

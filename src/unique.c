@@ -6,7 +6,8 @@
  * A claim is a row of jq.claims, whose primary key lets there be one for each
  * handler and key.  It is taken in the transaction that queues the job and
  * given up in the one that ends it, after the handler: so a dispatch waits for
- * an uncommitted dispatch of the same key, and for nothing else.
+ * an open transaction that dispatches, cancels or retries a job of the same key,
+ * and never for a handler.
  *
  * The claim names the job that has it, and only that job gives it up.  If the
  * job is there no more, however it went, the claim is void and may be taken
