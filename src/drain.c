@@ -474,6 +474,9 @@ drain_one(Drain *drain, JqJob *job)
 	run = failure == NULL;
 	if (run)
 		failure = run_leased(job, handler, &result);
+
+	/* or the job would stay leased to this session, which goes on living */
+	HOLD_CANCEL_INTERRUPTS();
 	if (failure && !held)
 	{
 		report_failure(job, failure);
@@ -492,6 +495,7 @@ drain_one(Drain *drain, JqJob *job)
 		jq_unmark_places(job);
 	PopActiveSnapshot();
 	SPI_commit();
+	RESUME_CANCEL_INTERRUPTS();
 	if (failure && !held)
 		jq_forget_unsettled(job, gone);
 	let_others_go_on(job, failure);
