@@ -87,6 +87,24 @@ jq_configuration_epoch(void)
 	return configuration_epoch;
 }
 
+/*
+ * Forget what was looked up there, in a worker, if it has changed since the
+ * last call.  Returns whether it had.
+ */
+bool
+jq_follow_configuration(void)
+{
+	static uint32 seen = 0;
+	uint32		changes = MyJqDatabase->config_changes;
+
+	if (changes == seen)
+		return false;
+	pg_read_barrier();
+	seen = changes;
+	configuration_epoch++;
+	return true;
+}
+
 static Oid
 relation_oid(Oid schema, const char *name)
 {
@@ -278,6 +296,7 @@ jq_configuration_written(PG_FUNCTION_ARGS)
 				 errmsg("jq.configuration_written() must be called as a trigger")));
 
 	CacheInvalidateRelcache(trigdata->tg_relation);
+	jq_note_configuration();
 	if (RelationGetRelid(trigdata->tg_relation) == jq_catalog()->pauses)
 		jq_note_pauses();
 	return PointerGetDatum(NULL);

@@ -295,6 +295,7 @@ call_for_full_look(void)
 		database->cancels = true;
 		database->pause_changes++;
 		database->cancel_changes++;
+		database->config_changes++;
 		scheduler = database->scheduler_latch;
 		jq_reconsider_database(database);
 	}

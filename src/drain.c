@@ -402,7 +402,7 @@ let_others_go_on(JqJob *job, JqFailure *failure)
 		return;
 	PushActiveSnapshot(GetTransactionSnapshot());
 	if (held)
-		jq_look_at_gate_again(&failure->gate, job->id);
+		jq_look_at_gate_again(&failure->gate, job->id, false);
 	jq_leave_gates(job);
 	PopActiveSnapshot();
 	SPI_commit();

@@ -267,12 +267,13 @@ jq_leave_gates(const JqJob *job)
 
 /*
  * The job was turned away, and that has committed: if the gate is open by now,
- * let the next one go on.  To be called in a transaction of its own.
+ * or "anyway", let the next one go on.  To be called in a transaction of its
+ * own.
  */
 void
-jq_look_at_gate_again(JqGate *gate, int64 job_id)
+jq_look_at_gate_again(JqGate *gate, int64 job_id, bool anyway)
 {
-	if (jq_gate_is_open(gate, job_id))
+	if (anyway || jq_gate_is_open(gate, job_id))
 		free_jobs(gate, 1);
 }
 

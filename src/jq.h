@@ -255,6 +255,7 @@ extern const JqCatalog *jq_catalog(void);
 extern const JqCatalog *jq_catalog_if_any(void);
 extern uint64 jq_catalog_epoch(void);
 extern uint64 jq_configuration_epoch(void);
+extern bool jq_follow_configuration(void);
 extern Datum jq_copy_jsonb(TupleTableSlot *row, int column);
 extern void jq_set_text(Datum *values, bool *nulls, int column,
 						const char *text);
@@ -381,7 +382,7 @@ extern JqFailure *jq_hold_at_gate(JqJob *job, Oid roleid,
 								  const JqHandler *handler,
 								  const JqGate *gate);
 extern void jq_leave_gates(const JqJob *job);
-extern void jq_look_at_gate_again(JqGate *gate, int64 job_id);
+extern void jq_look_at_gate_again(JqGate *gate, int64 job_id, bool anyway);
 extern void jq_retry_held(const char *scope, bool queue);
 extern TimestampTz jq_look_at_held(bool all);
 
@@ -403,6 +404,7 @@ extern void jq_note_pauses(void);
 extern void jq_note_batch(int64 batch_id);
 extern void jq_note_cancelled_batch(int64 batch_id);
 extern void jq_note_held(TimestampTz at);
+extern void jq_note_configuration(void);
 extern void jq_note_restart(void);
 extern void jq_note_cancel(int64 job_id, int64 stamp);
 

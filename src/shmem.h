@@ -122,6 +122,7 @@ typedef struct JqDatabase
 	bool		restart;		/* scheduler is to start anew */
 	int			ntouched;		/* batches to be considered; too many: all */
 	int64		touched[JQ_MAX_TOUCHED];
+	uint32		config_changes; /* grows when the configuration has changed */
 	uint32		cancel_changes; /* grows when batches are cancelled or go away */
 	TimestampTz held_due;		/* when to look at jq.held; 0: at all of it */
 	uint32		pause_changes;	/* grows when a pause or resume commits */

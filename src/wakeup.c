@@ -62,6 +62,7 @@ static List *cancel_notes = NIL;
 static int64 batches_noted[JQ_MAX_TOUCHED];
 static int	nbatches_noted = 0;	/* more if there was no room for all */
 static bool cancelled_batches_noted = false;
+static bool configuration_noted = false;
 static TimestampTz held_noted = DT_NOEND;
 static bool full_look_noted = false;
 static bool launcher_noted = false;
@@ -242,6 +243,16 @@ jq_note_cancelled_batch(int64 batch_id)
 }
 
 /*
+ * Note that the configuration has changed: workers that are woken by the
+ * commit could come before its invalidations.
+ */
+void
+jq_note_configuration(void)
+{
+	configuration_noted = true;
+}
+
+/*
  * Note that the scheduler is to look at what is held by limits: at this time,
  * or at once at all of it (0).
  */
@@ -279,6 +290,7 @@ anything_noted(void)
 	return due_entries || cancel_notes != NIL || full_look_noted ||
 		launcher_noted || pauses_noted || restart_noted ||
 		held_noted != DT_NOEND || cancelled_batches_noted ||
+		configuration_noted ||
 		(nbatches_noted > 0 && !batch_is_touched());
 }
 
@@ -295,6 +307,7 @@ forget_notes(void)
 	restart_noted = false;
 	nbatches_noted = 0;
 	cancelled_batches_noted = false;
+	configuration_noted = false;
 	held_noted = DT_NOEND;
 }
 
@@ -570,6 +583,8 @@ wake_at_commit(void)
 			call |= publish_batches(database);
 		if (cancelled_batches_noted)
 			database->cancel_changes++;
+		if (configuration_noted)
+			database->config_changes++;
 		if (held_noted < database->held_due)
 		{
 			database->held_due = held_noted;

@@ -498,6 +498,7 @@ run_next_job(void)
 		!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(MyJqSlot->roleid)))
 		proc_exit(0);
 
+	(void) jq_follow_configuration();
 	pauses_seen = jq_load_pauses();
 	job = palloc0(sizeof(JqJob));
 	if (!jq_claim_next(&lanes, queues, job))
@@ -769,7 +770,8 @@ look_at_gate_again(const JqJob *job, JqGate *gate)
 {
 	start_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
-	jq_look_at_gate_again(gate, job->id);
+	/* or it was turned away by limits that have just been changed */
+	jq_look_at_gate_again(gate, job->id, jq_follow_configuration());
 	PopActiveSnapshot();
 	CommitTransactionCommand();
 	MemoryContextSwitchTo(job_cxt);
