@@ -475,6 +475,7 @@ typedef enum JqFreeing
 	JQ_HELD_BUSY				/* somebody has its row */
 } JqFreeing;
 
+extern void jq_note_if_freed(const JqJob *job, Oid roleid);
 extern JqFreeing jq_free_held_job(int64 id, TimestampTz due_at);
 extern void jq_put_off(const JqJob *job, TimestampTz at);
 extern void jq_release_until(const JqJob *job, Oid roleid, TimestampTz at);

@@ -430,6 +430,31 @@ jq_release_until(const JqJob *job, Oid roleid, TimestampTz at)
 }
 
 /*
+ * We had a job and have held it, and let go of it since: if somebody has made it
+ * due again meanwhile, those who passed it as ours have to be told.
+ */
+void
+jq_note_if_freed(const JqJob *job, Oid roleid)
+{
+	Relation	rel = table_open(jq_catalog()->jobs, AccessShareLock);
+	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	ItemPointerData tid;
+
+	if (find_row(rel, job, &tid) &&
+		table_tuple_fetch_row_version(rel, &tid, SnapshotAny, slot))
+	{
+		bool		isnull;
+		JqKey		key = {0, job->id};
+
+		key.at = DatumGetTimestampTz(slot_getattr(slot, JOBS_AVAILABLE_AT, &isnull));
+		if (key.at != DT_NOEND)
+			jq_note_due(roleid, job->queue, job->priority, key);
+	}
+	ExecDropSingleTupleTableSlot(slot);
+	table_close(rel, NoLock);
+}
+
+/*
  * The job of that id, if it waits in jq.held, is due again.
  */
 JqFreeing

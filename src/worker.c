@@ -770,6 +770,7 @@ look_at_gate_again(const JqJob *job, JqGate *gate)
 {
 	start_transaction();
 	PushActiveSnapshot(GetTransactionSnapshot());
+	jq_note_if_freed(job, MyJqSlot->roleid);
 	/* or it was turned away by limits that have just been changed */
 	jq_look_at_gate_again(gate, job->id, jq_follow_configuration());
 	PopActiveSnapshot();
