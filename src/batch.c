@@ -448,7 +448,7 @@ find_join(int64 batch_id, int nest_level)
 
 	foreach(lc, joins)
 	{
-		Joining	   *join = lfirst(lc);
+		Joining    *join = lfirst(lc);
 
 		if (join->batch_id == batch_id && join->nest_level == nest_level)
 			return join;
@@ -460,7 +460,7 @@ static Joining *
 make_join(int64 batch_id, int nest_level)
 {
 	MemoryContext oldcxt = MemoryContextSwitchTo(TopTransactionContext);
-	Joining	   *join = palloc0(sizeof(Joining));
+	Joining    *join = palloc0(sizeof(Joining));
 
 	join->batch_id = batch_id;
 	join->nest_level = nest_level;
@@ -551,7 +551,7 @@ jq_write_batch_totals(void)
 
 	foreach(lc, joins)
 	{
-		Joining	   *join = lfirst(lc);
+		Joining    *join = lfirst(lc);
 
 		if (join->total != 0)
 			count(join->batch_id, join->total, 0, 0, 0);
@@ -570,8 +570,8 @@ jq_batches_at_subxact_end(bool commit)
 
 	foreach(lc, joins)
 	{
-		Joining	   *join = lfirst(lc);
-		Joining	   *parent = find_join(join->batch_id, level - 1);
+		Joining    *join = lfirst(lc);
+		Joining    *parent = find_join(join->batch_id, level - 1);
 
 		if (join->nest_level < level)
 			continue;
@@ -648,7 +648,7 @@ unwritten_total(int64 batch_id)
 
 	foreach(lc, joins)
 	{
-		Joining	   *join = lfirst(lc);
+		Joining    *join = lfirst(lc);
 
 		if (join->batch_id == batch_id)
 			total += join->total;
@@ -709,31 +709,9 @@ jq_consider_batch(int64 batch_id)
 int
 jq_unfinished_batches(int64 **ids)
 {
-	MemoryContext cxt = CurrentMemoryContext;
-	JqOwnerSection section;
-	int			count;
-
-	jq_enter_owner(&section);
-	PushActiveSnapshot(GetLatestSnapshot());
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "SPI_connect failed");
-	if (SPI_execute("SELECT b.id FROM jq.batches AS b WHERE b.finished_at IS NULL"
-					" AND (b.closed_at IS NOT NULL OR b.cancelled_at IS NOT NULL)"
-					" ORDER BY b.id", true, 0) != SPI_OK_SELECT)
-		elog(ERROR, "could not read jq.batches");
-	count = SPI_processed;
-	*ids = MemoryContextAlloc(cxt, Max(count, 1) * sizeof(int64));
-	for (int i = 0; i < count; i++)
-	{
-		bool		isnull;
-
-		(*ids)[i] = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i],
-												SPI_tuptable->tupdesc, 1, &isnull));
-	}
-	SPI_finish();
-	PopActiveSnapshot();
-	jq_leave_owner(&section);
-	return count;
+	return jq_owner_fetch_ids("SELECT b.id FROM jq.batches AS b WHERE b.finished_at IS NULL"
+							  " AND (b.closed_at IS NOT NULL OR b.cancelled_at IS NOT NULL)"
+							  " ORDER BY b.id", 0, NULL, NULL, ids);
 }
 
 /*
@@ -748,35 +726,14 @@ jq_settle_cancelled(int64 batch_id, int64 after, bool *settled)
 	Oid			types[] = {INT8OID, INT8OID, INT4OID};
 	Datum		values[] = {Int64GetDatum(batch_id), Int64GetDatum(after),
 	Int32GetDatum(SETTLE_CHUNK)};
-	JqOwnerSection section;
-	MemoryContext cxt = CurrentMemoryContext;
 	int64	   *ids;
 	uint64		found;
 
 	if (!jq_batch_is_cancelled(batch_id))
 		return 0;
-	jq_enter_owner(&section);
-	jq_insist_on_indexes();
-	PushActiveSnapshot(GetLatestSnapshot());
-	if (SPI_connect() != SPI_OK_CONNECT)
-		elog(ERROR, "SPI_connect failed");
-	if (SPI_execute_with_args("SELECT j.id FROM jq.jobs AS j"
-							  " WHERE j.batch_id = $1 AND j.id > $2 ORDER BY j.id LIMIT $3",
-							  lengthof(types), types, values, NULL, true, 0) != SPI_OK_SELECT)
-		elog(ERROR, "could not read jq.jobs");
-	found = SPI_processed;
-	ids = MemoryContextAlloc(cxt, Max(found, 1) * sizeof(int64));
-	for (uint64 i = 0; i < found; i++)
-	{
-		bool		isnull;
-
-		ids[i] = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i],
-											 SPI_tuptable->tupdesc, 1, &isnull));
-	}
-	SPI_finish();
-	PopActiveSnapshot();
-	jq_leave_owner(&section);
-
+	found = jq_owner_fetch_ids("SELECT j.id FROM jq.jobs AS j"
+							   " WHERE j.batch_id = $1 AND j.id > $2 ORDER BY j.id LIMIT $3",
+							   lengthof(types), types, values, &ids);
 	for (uint64 i = 0; i < found; i++)
 		*settled &= jq_drop_waiting_job(ids[i]);
 	after = found < SETTLE_CHUNK ? 0 : ids[found - 1];
@@ -932,7 +889,7 @@ jq_add_to_batch(PG_FUNCTION_ARGS)
 {
 	int64		id = batch_argument(fcinfo, "jq.add_to_batch()");
 	int64		before = 0;
-	Joining	   *join;
+	Joining    *join;
 
 	jq_check_may_dispatch();
 	if (PG_ARGISNULL(1))

@@ -227,9 +227,9 @@ jq_enqueue(JqJob *job, Oid roleid)
  * Check one job and queue it, in a batch that the transaction has joined, or
  * in none (0); returns its id, and in *outcome what became of it.
  */
-int64
-jq_dispatch_one(const Datum *values, const bool *nulls, int64 batch_id,
-				JqOutcome *outcome)
+static int64
+dispatch_one(const Datum *values, const bool *nulls, int64 batch_id,
+			 JqOutcome *outcome)
 {
 	Oid			roleid = GetUserId();
 	static Oid	role_cached = InvalidOid;
@@ -287,7 +287,7 @@ dispatch_arguments(FunctionCallInfo fcinfo, JqOutcome *outcome)
 		batch_id = PG_GETARG_INT64(SPEC_META);
 		jq_join_batch(batch_id, false);
 	}
-	return jq_dispatch_one(values, nulls, batch_id, outcome);
+	return dispatch_one(values, nulls, batch_id, outcome);
 }
 
 /*
@@ -374,7 +374,7 @@ jq_dispatch_spec(PG_FUNCTION_ARGS)
 				 errmsg("job must not be NULL"),
 				 errhint("Build it with jq.job().")));
 	jq_deform_spec(PG_GETARG_DATUM(0), values, nulls);
-	PG_RETURN_INT64(jq_dispatch_one(values, nulls, 0, &outcome));
+	PG_RETURN_INT64(dispatch_one(values, nulls, 0, &outcome));
 }
 
 static void
@@ -423,7 +423,7 @@ jq_dispatch_array(ArrayType *jobs, int64 batch_id, ReturnSetInfo *result)
 					 errmsg("job must not be NULL")));
 		oldcxt = MemoryContextSwitchTo(job_cxt);
 		jq_deform_spec(spec, values, nulls);
-		id = Int64GetDatum(jq_dispatch_one(values, nulls, batch_id, &outcome));
+		id = Int64GetDatum(dispatch_one(values, nulls, batch_id, &outcome));
 		MemoryContextSwitchTo(oldcxt);
 		MemoryContextReset(job_cxt);
 

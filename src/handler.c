@@ -96,7 +96,6 @@ static void read_limits(JqHandler *handler, const Datum *values,
 						const bool *nulls);
 static int *read_sqlstates(ArrayType *array, int *count);
 static void find_function(JqHandler *handler);
-static int64 interval_us(const Interval *interval);
 
 PG_FUNCTION_INFO_V1(jq_register);
 PG_FUNCTION_INFO_V1(jq_unregister);
@@ -178,7 +177,7 @@ read_handler(JqHandler *handler, HeapTuple tuple, TupleDesc desc)
 	handler->max_attempts = DatumGetInt32(values[HANDLERS_MAX_ATTEMPTS - 1]);
 	if (!nulls[HANDLERS_TIMEOUT - 1])
 		handler->timeout_us =
-			interval_us(DatumGetIntervalP(values[HANDLERS_TIMEOUT - 1]));
+			jq_interval_us(DatumGetIntervalP(values[HANDLERS_TIMEOUT - 1]));
 	if (!nulls[HANDLERS_BACKOFF - 1])
 	{
 		Datum	   *elements;
@@ -588,8 +587,8 @@ jq_report_unregistered(const char *name)
  * Length of an interval in microseconds, with months of 30 days and days of
  * 24 hours, as PostgreSQL compares intervals; PG_INT64_MAX if it is longer.
  */
-static int64
-interval_us(const Interval *interval)
+int64
+jq_interval_us(const Interval *interval)
 {
 	int64		days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
 	int64		us;
@@ -644,7 +643,7 @@ check_function(Oid function, const char *signature)
 static void
 check_timeout(const Interval *timeout)
 {
-	int64		us = interval_us(timeout);
+	int64		us = jq_interval_us(timeout);
 
 	if (us < 1000 || us > MAX_TIMEOUT_US)
 		ereport(ERROR,
@@ -675,7 +674,7 @@ check_backoff(ArrayType *backoff)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 					 errmsg("backoff must not contain NULL")));
-		us = interval_us(DatumGetIntervalP(elements[i]));
+		us = jq_interval_us(DatumGetIntervalP(elements[i]));
 		if (us < 0 || us > MAX_SPAN_US)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -706,7 +705,7 @@ name_argument(FunctionCallInfo fcinfo, int n, const char *what)
 void
 jq_check_span(const Interval *interval, const char *what)
 {
-	int64		us = interval_us(interval);
+	int64		us = jq_interval_us(interval);
 
 	if (us <= 0 || us > MAX_SPAN_US)
 		ereport(ERROR,
@@ -814,10 +813,11 @@ set_unique(FunctionCallInfo fcinfo, Datum *values, char *nulls)
 }
 
 /*
- * Check a number that limits something; NULL means no limit.
+ * Check a number given as argument n; NULL is none.
  */
-static void
-check_limit(FunctionCallInfo fcinfo, int n, int least, int most, const char *what)
+void
+jq_check_number(FunctionCallInfo fcinfo, int n, int least, int most,
+				const char *what)
 {
 	if (!PG_ARGISNULL(n) &&
 		(PG_GETARG_INT32(n) < least || PG_GETARG_INT32(n) > most))
@@ -886,9 +886,8 @@ set_limits(FunctionCallInfo fcinfo, Datum *values, char *nulls)
 				   "rate_key", values, nulls);
 	set_key_source(fcinfo, HANDLERS_GROUP_KEY, REGISTER_GROUP_KEY,
 				   "group_key", values, nulls);
-	for (int i = 0; i < 2; i++)
-		set_column(fcinfo, i == 0 ? HANDLERS_OVERLAP_WAIT : HANDLERS_RATE_PER,
-				   i == 0 ? REGISTER_OVERLAP_WAIT : REGISTER_RATE_PER, values, nulls);
+	set_column(fcinfo, HANDLERS_OVERLAP_WAIT, REGISTER_OVERLAP_WAIT, values, nulls);
+	set_column(fcinfo, HANDLERS_RATE_PER, REGISTER_RATE_PER, values, nulls);
 	set_column(fcinfo, HANDLERS_MAX_RUNNING, REGISTER_MAX_RUNNING, values, nulls);
 	set_column(fcinfo, HANDLERS_RATE_MAX, REGISTER_RATE_MAX, values, nulls);
 	set_column(fcinfo, HANDLERS_RATE_BURST, REGISTER_RATE_BURST, values, nulls);
@@ -903,9 +902,9 @@ set_limits(FunctionCallInfo fcinfo, Datum *values, char *nulls)
 
 	check_span(fcinfo, REGISTER_OVERLAP_WAIT, "overlap_wait");
 	check_span(fcinfo, REGISTER_RATE_PER, "rate_per");
-	check_limit(fcinfo, REGISTER_MAX_RUNNING, 0, JQ_MAX_PLACES, "max_running");
-	check_limit(fcinfo, REGISTER_RATE_MAX, 0, INT_MAX, "rate_max");
-	check_limit(fcinfo, REGISTER_RATE_BURST, 1, INT_MAX, "rate_burst");
+	jq_check_number(fcinfo, REGISTER_MAX_RUNNING, 0, JQ_MAX_PLACES, "max_running");
+	jq_check_number(fcinfo, REGISTER_RATE_MAX, 0, INT_MAX, "rate_max");
+	jq_check_number(fcinfo, REGISTER_RATE_BURST, 1, INT_MAX, "rate_burst");
 	if (PG_ARGISNULL(REGISTER_RATE_MAX) != PG_ARGISNULL(REGISTER_RATE_PER))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

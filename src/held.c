@@ -351,8 +351,7 @@ set_next_wake(const JqGate *gate)
 {
 	Relation	rel = table_open(jq_catalog()->held, RowExclusiveLock);
 	HeapTuple	first = first_held(rel, gate);
-	int64		length = gate->every.time +
-	(gate->every.day + (int64) gate->every.month * DAYS_PER_MONTH) * USECS_PER_DAY;
+	int64		length = jq_interval_us(&gate->every);
 	int			column = HELD_WAKE_AT;
 	bool		isnull = false;
 	Datum		value;

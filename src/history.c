@@ -69,16 +69,16 @@ jq_prune_kept(void)
 	{
 		{NULL, "DELETE FROM jq.results WHERE keep_until < clock_timestamp()"},
 		{&jq_keep_attempts, "DELETE FROM jq.attempts"
-			" WHERE ended_at < clock_timestamp() - make_interval(mins => $1)"},
+		" WHERE ended_at < clock_timestamp() - make_interval(mins => $1)"},
 		{&jq_keep_batches, "DELETE FROM jq.batches"
-			" WHERE finished_at < clock_timestamp() - make_interval(mins => $1)"},
+		" WHERE finished_at < clock_timestamp() - make_interval(mins => $1)"},
 		{NULL, "DELETE FROM jq.batch_counts AS c"
-			" WHERE NOT EXISTS (SELECT FROM jq.batches AS b WHERE b.id = c.batch_id)"},
+		" WHERE NOT EXISTS (SELECT FROM jq.batches AS b WHERE b.id = c.batch_id)"},
 		{NULL, "DELETE FROM jq.claims WHERE (name, key) IN"
 			" (SELECT c.name, c.key FROM jq.claims AS c WHERE c.expires_at < clock_timestamp()"
-			" FOR UPDATE SKIP LOCKED)"},
+		" FOR UPDATE SKIP LOCKED)"},
 		{NULL, "DELETE FROM jq.rates WHERE since < clock_timestamp() - interval '1 day'"
-			" AND NOT EXISTS (SELECT FROM jq.handlers AS h WHERE h.rate_per >= interval '1 day')"}
+		" AND NOT EXISTS (SELECT FROM jq.handlers AS h WHERE h.rate_per >= interval '1 day')"}
 	};
 	int64		count = 0;
 

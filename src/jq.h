@@ -269,7 +269,10 @@ extern JqHandler *jq_copy_handler(const JqHandler *handler);
 extern void jq_check_function_rights(const JqHandler *handler, Oid roleid);
 extern void jq_check_handler_rights(const JqHandler *handler, Oid roleid);
 extern void jq_report_unregistered(const char *name);
+extern int64 jq_interval_us(const Interval *interval);
 extern void jq_check_span(const Interval *interval, const char *what);
+extern void jq_check_number(FunctionCallInfo fcinfo, int n, int least,
+							int most, const char *what);
 extern bool jq_interval_is_zero(const Interval *interval);
 extern TimestampTz jq_time_after(TimestampTz time, const Interval *interval);
 extern TimestampTz jq_deadline(const JqHandler *handler, const JqJob *job);
@@ -309,8 +312,6 @@ extern void jq_release_key(const JqJob *job);
 /* "enqueue.c" */
 extern JqOutcome jq_enqueue(JqJob *job, Oid roleid);
 extern void jq_check_may_dispatch(void);
-extern int64 jq_dispatch_one(const Datum *values, const bool *nulls,
-							 int64 batch_id, JqOutcome *outcome);
 extern int64 jq_dispatch_array(ArrayType *jobs, int64 batch_id,
 							   ReturnSetInfo *result);
 extern TimestampTz jq_due_time(const Datum *values, const bool *nulls,
@@ -517,6 +518,8 @@ typedef struct JqOwnerSection
 extern void jq_enter_owner(JqOwnerSection *section);
 extern void jq_leave_owner(JqOwnerSection *section);
 extern void jq_insist_on_indexes(void);
+extern uint64 jq_owner_fetch_ids(const char *query, int nargs,
+								 Oid *argtypes, Datum *values, int64 **ids);
 extern uint64 jq_owner_execute(const char *command, int nargs, Oid *argtypes,
 							   Datum *values, const char *nulls,
 							   int64 *result);

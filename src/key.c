@@ -208,8 +208,8 @@ char *
 jq_evaluate_key(const JqKeySource *source, Datum payload)
 {
 	char	   *key = source->path ?
-		evaluate_path(source->path, payload) :
-		evaluate_function(source->text, payload);
+	evaluate_path(source->path, payload) :
+	evaluate_function(source->text, payload);
 
 	return key ? jq_stored_key(key, strlen(key)) : NULL;
 }

@@ -163,7 +163,7 @@ integer_of(HeapTuple tuple, TupleDesc desc, int column, int32 missing)
 static KeyLimit
 limit_of_key(const JqHandler *handler, const char *key)
 {
-	KeyLimit		limit = {handler->max_running, handler->rate_max,
+	KeyLimit	limit = {handler->max_running, handler->rate_max,
 	handler->rate_per, handler->rate_burst};
 	Relation	rel;
 	ScanKeyData keys[2];
@@ -612,13 +612,6 @@ static const char *const take_from_bucket =
 " used = greatest(0, r.used - $4 * greatest(0, extract(epoch FROM $3 - r.since)::float8)) + 1"
 " WHERE greatest(0, r.used - $4 * greatest(0, extract(epoch FROM $3 - r.since)::float8)) + 1 <= $5";
 
-static int64
-interval_length(const Interval *interval)
-{
-	return ((int64) interval->month * DAYS_PER_MONTH + interval->day) * USECS_PER_DAY +
-		interval->time;
-}
-
 static Interval
 interval_of_us(int64 us)
 {
@@ -634,7 +627,7 @@ interval_of_us(int64 us)
 static bool
 take_window_token(const KeyLimit *limit, TimestampTz now, JqGate *gate)
 {
-	int64		length = interval_length(&limit->rate_per);
+	int64		length = jq_interval_us(&limit->rate_per);
 	TimestampTz start = now - ((now % length) + length) % length;
 	Oid			types[] = {TEXTOID, TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, FLOAT8OID};
 	Datum		values[5];
@@ -658,7 +651,7 @@ static bool
 take_bucket_token(const KeyLimit *limit, TimestampTz now, JqGate *gate)
 {
 	double		a_second = limit->rate_max * (double) USECS_PER_SEC /
-	interval_length(&limit->rate_per);
+	jq_interval_us(&limit->rate_per);
 	Oid			types[] = {TEXTOID, TEXTOID, TIMESTAMPTZOID, FLOAT8OID, FLOAT8OID};
 	Datum		values[5];
 	int64		slice;
@@ -689,7 +682,7 @@ jq_take_token(const JqJob *job, const JqHandler *handler, JqGate *blocked,
 {
 	TimestampTz now = GetCurrentTimestamp();
 	char	   *key;
-	KeyLimit		limit;
+	KeyLimit	limit;
 
 	*taken = false;
 	if (handler->rate_max < 0)
@@ -790,28 +783,6 @@ jq_excuse_middleware(JqFailure *failure)
  * --------------------------------------------------------------------- */
 
 /*
- * Raise an error if the number is given and negative.
- */
-static void
-check_number(FunctionCallInfo fcinfo, int n, int32 least, const char *what)
-{
-	if (!PG_ARGISNULL(n) && PG_GETARG_INT32(n) < least)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("%s must be at least %d", what, least)));
-}
-
-static void
-check_max_running(FunctionCallInfo fcinfo, int n)
-{
-	if (!PG_ARGISNULL(n) &&
-		(PG_GETARG_INT32(n) < 0 || PG_GETARG_INT32(n) > JQ_MAX_PLACES))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("max_running must be between 0 and %d", JQ_MAX_PLACES)));
-}
-
-/*
  * jq.set_limit(scope, key, max_running, rate_max, rate_per, rate_burst, note)
  */
 Datum
@@ -830,11 +801,11 @@ jq_set_limit(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("scope and key of a limit must not be NULL")));
-	check_max_running(fcinfo, 2);
-	check_number(fcinfo, 3, 0, "rate_max");
+	jq_check_number(fcinfo, 2, 0, JQ_MAX_PLACES, "max_running");
+	jq_check_number(fcinfo, 3, 0, INT_MAX, "rate_max");
 	if (!PG_ARGISNULL(4))
 		jq_check_span(PG_GETARG_INTERVAL_P(4), "rate_per");
-	check_number(fcinfo, 5, 1, "rate_burst");
+	jq_check_number(fcinfo, 5, 1, INT_MAX, "rate_burst");
 
 	scope = text_to_cstring(PG_GETARG_TEXT_PP(0));
 	key = PG_GETARG_TEXT_PP(1);
@@ -875,7 +846,7 @@ jq_set_queue(PG_FUNCTION_ARGS)
 				 errmsg("name of a queue must not be NULL")));
 	queue = PG_GETARG_TEXT_PP(0);
 	jq_check_name(VARDATA_ANY(queue), VARSIZE_ANY_EXHDR(queue), "queue");
-	check_max_running(fcinfo, 1);
+	jq_check_number(fcinfo, 1, 0, JQ_MAX_PLACES, "max_running");
 
 	values[0] = PointerGetDatum(queue);
 	for (int i = 1; i < lengthof(types); i++)

@@ -17,6 +17,7 @@
 #include "executor/spi.h"
 #include "miscadmin.h"
 #include "utils/guc.h"
+#include "utils/snapmgr.h"
 
 #include "compat.h"
 #include "jq.h"
@@ -100,4 +101,39 @@ jq_owner_execute(const char *command, int nargs, Oid *argtypes, Datum *values,
 	SPI_finish();
 	jq_leave_owner(&section);
 	return processed;
+}
+
+/*
+ * Run a query as the extension's owner that sees what has committed by now.
+ * Returns the number of rows, and in *ids, in the current memory context, the
+ * bigints that they consist of.
+ */
+uint64
+jq_owner_fetch_ids(const char *query, int nargs, Oid *argtypes, Datum *values,
+				   int64 **ids)
+{
+	MemoryContext cxt = CurrentMemoryContext;
+	JqOwnerSection section;
+	uint64		count;
+
+	jq_enter_owner(&section);
+	jq_insist_on_indexes();
+	PushActiveSnapshot(GetLatestSnapshot());
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	if (SPI_execute_with_args(query, nargs, argtypes, values, NULL, true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not execute \"%s\"", query);
+	count = SPI_processed;
+	*ids = MemoryContextAlloc(cxt, Max(count, 1) * sizeof(int64));
+	for (uint64 i = 0; i < count; i++)
+	{
+		bool		isnull;
+
+		(*ids)[i] = DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i],
+												SPI_tuptable->tupdesc, 1, &isnull));
+	}
+	SPI_finish();
+	PopActiveSnapshot();
+	jq_leave_owner(&section);
+	return count;
 }

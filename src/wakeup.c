@@ -60,7 +60,7 @@ typedef struct CancelNote
 static List *cancel_notes = NIL;
 
 static int64 batches_noted[JQ_MAX_TOUCHED];
-static int	nbatches_noted = 0;	/* more if there was no room for all */
+static int	nbatches_noted = 0; /* more if there was no room for all */
 static bool cancelled_batches_noted = false;
 static bool configuration_noted = false;
 static TimestampTz held_noted = DT_NOEND;

@@ -256,8 +256,8 @@ apply_settings(void)
 	/*
 	 * As a session's own setting, so that a handler which says SET LOCAL
 	 * synchronous_commit differs from it and is heard.  Without a value it is
-	 * reset to what configuration, database or role say, and follows them from
-	 * then on.  If that is not to wait, jq.commit_wait = on means more.
+	 * reset to what configuration, database or role say, and follows them
+	 * from then on.  If that is not to wait, jq.commit_wait = on means more.
 	 */
 	SetConfigOption("synchronous_commit", run_ahead ? "off" : NULL,
 					PGC_USERSET, PGC_S_SESSION);
