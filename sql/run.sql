@@ -132,6 +132,12 @@ CREATE FUNCTION drain_it() RETURNS void LANGUAGE plpgsql
 AS $$DECLARE n bigint; BEGIN CALL jq.drain(NULL, NULL, n); END$$;
 SELECT drain_it();
 \echo :SQLSTATE
+CREATE PROCEDURE write_and_drain(first boolean) LANGUAGE plpgsql
+AS $$DECLARE n bigint; BEGIN CREATE TABLE written (); IF first THEN COMMIT; END IF; CALL jq.drain(NULL, NULL, n); END$$;
+CALL write_and_drain(false);
+SELECT to_regclass('written') AS none;
+CALL write_and_drain(true);
+DROP TABLE written;
 SELECT jq.dispatch('do_it', '"CALL jq.drain()"') > 0 AS ok;
 CALL jq.drain();
 :failed

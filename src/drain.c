@@ -236,6 +236,12 @@ jq_drain(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
 				 errmsg("jq.drain() cannot run inside a transaction block"),
 				 errdetail("It commits each job by itself.")));
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("jq.drain() cannot run in a transaction that has written"),
+				 errdetail("It would commit what was written so far."),
+				 errhint("Commit before you drain.")));
 	PreventCommandIfReadOnly("jq.drain()");
 	if (max_jobs < 0)
 		ereport(ERROR,

@@ -48,6 +48,9 @@
 /* Batches whose jobs end all the time are considered so often, and one that
  * somebody is adding to. */
 #define BATCH_INTERVAL_US		(50 * INT64CONST(1000))
+
+/* Jobs of a cancelled batch are settled for so long without a break. */
+#define SETTLE_TIME_US			(100 * INT64CONST(1000))
 /* when asked for, or with lanes that found no room */
 #define HURRIED_LOOK_INTERVAL_US	USECS_PER_SEC
 /* after no place was found for a worker */
@@ -543,21 +546,30 @@ end_transaction(void)
 
 /*
  * Settle what waits of the batch if it was cancelled, and finish it if no job
- * is left.  Returns false if it must be looked at again.
+ * is left.  Returns false if it must be looked at again: somebody has one of its
+ * jobs, or is adding to it, or there are more than should keep us from our other
+ * duties.
  */
 static bool
 consider_batch(int64 batch_id)
 {
-	int64		after = 0;
+	static int64 settling = 0;	/* batch that we have begun to settle */
+	static int64 after = 0;
+	TimestampTz stop_at = GetCurrentTimestamp() + SETTLE_TIME_US;
 	bool		settled = true;
 	bool		decided;
 
+	if (settling != batch_id)
+		after = 0;
+	settling = batch_id;
 	do
 	{
 		start_transaction("jq: considering a batch");
 		after = jq_settle_cancelled(batch_id, after, &settled);
 		end_transaction();
 		CHECK_FOR_INTERRUPTS();
+		if (after != 0 && GetCurrentTimestamp() > stop_at)
+			return false;
 	} while (after != 0);
 
 	start_transaction("jq: considering a batch");
