@@ -343,12 +343,11 @@ COMMENT ON COLUMN jq.handlers.middleware IS 'functions (jsonb, jq.context) that 
 COMMENT ON COLUMN jq.handlers.registered_by IS 'role that registered the handler';
 COMMENT ON COLUMN jq.handlers.registered_at IS 'time of the registration';
 
+-- No foreign key: pg_restore with several jobs may load both tables at a time.
 CREATE TABLE jq.handler_aliases (
 	alias text COLLATE "C" NOT NULL,
 	name text COLLATE "C" NOT NULL,
-	CONSTRAINT handler_aliases_pkey PRIMARY KEY (alias),
-	CONSTRAINT handler_aliases_name_fkey FOREIGN KEY (name)
-		REFERENCES jq.handlers (name) ON UPDATE CASCADE ON DELETE CASCADE
+	CONSTRAINT handler_aliases_pkey PRIMARY KEY (alias)
 );
 
 CREATE INDEX handler_aliases_name ON jq.handler_aliases (name);

@@ -1061,6 +1061,8 @@ jq_unregister(PG_FUNCTION_ARGS)
 	if (jq_owner_execute("DELETE FROM jq.handlers WHERE name = $1",
 						 1, types, values, NULL, NULL) == 0)
 		report_no_handler(text_to_cstring(name), NULL);
+	jq_owner_execute("DELETE FROM jq.handler_aliases WHERE name = $1",
+					 1, types, values, NULL, NULL);
 	jq_retry_held(text_to_cstring(name), false);
 	PG_RETURN_VOID();
 }
@@ -1097,6 +1099,8 @@ jq_rename_handler(PG_FUNCTION_ARGS)
 	if (jq_owner_execute("UPDATE jq.handlers SET name = $2 WHERE name = $1",
 						 2, types, values, NULL, NULL) == 0)
 		report_no_handler(text_to_cstring(old), NULL);
+	jq_owner_execute("UPDATE jq.handler_aliases SET name = $2 WHERE name = $1",
+					 2, types, values, NULL, NULL);
 	jq_owner_execute("UPDATE jq.claims SET name = $2 WHERE name = $1",
 					 2, types, values, NULL, NULL);
 	jq_owner_execute("INSERT INTO jq.handler_aliases (alias, name) VALUES ($1, $2)",
