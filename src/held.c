@@ -344,7 +344,8 @@ jq_retry_held(const char *scope, bool queue)
 }
 
 /*
- * The rate has let some go on: note when it does so next, if more wait.
+ * The rate has let some go on: note when it does so next, if more wait.  If a
+ * worker has the row at this moment, look at all of them again.
  */
 static void
 set_next_wake(const JqGate *gate)
@@ -352,19 +353,28 @@ set_next_wake(const JqGate *gate)
 	Relation	rel = table_open(jq_catalog()->held, RowExclusiveLock);
 	HeapTuple	first = first_held(rel, gate);
 	int64		length = jq_interval_us(&gate->every);
-	int			column = HELD_WAKE_AT;
-	bool		isnull = false;
-	Datum		value;
+	TimestampTz now = GetCurrentTimestamp();
 
 	if (first)
 	{
-		TimestampTz now = GetCurrentTimestamp();
+		TupleTableSlot *slot = table_slot_create(rel, NULL);
+		TM_FailureData tmfd;
+		int			column = HELD_WAKE_AT;
+		bool		isnull = false;
+		Datum		value = TimestampTzGetDatum(now - ((now % length) + length) % length + length);
 
-		value = TimestampTzGetDatum(now - ((now % length) + length) % length + length);
-		CatalogTupleUpdate(rel, &first->t_self,
-						   heap_modify_tuple_by_cols(first, RelationGetDescr(rel), 1,
-													 &column, &value, &isnull));
-		CommandCounterIncrement();
+		if (table_tuple_lock(rel, &first->t_self, GetActiveSnapshot(), slot,
+							 GetCurrentCommandId(false), LockTupleExclusive,
+							 LockWaitSkip, 0, &tmfd) == TM_Ok)
+		{
+			CatalogTupleUpdate(rel, &first->t_self,
+							   heap_modify_tuple_by_cols(first, RelationGetDescr(rel), 1,
+														 &column, &value, &isnull));
+			CommandCounterIncrement();
+		}
+		else
+			jq_note_held(0);
+		ExecDropSingleTupleTableSlot(slot);
 	}
 	table_close(rel, NoLock);
 }

@@ -294,7 +294,15 @@ place_is_marked(const JqGate *gate, int place, bool remove)
 
 		marked = jq_lease_is_valid(job_id, token);
 		if (!marked && remove)
-			simple_heap_delete(rel, &tuple->t_self);
+		{
+			ItemPointerData tid = tuple->t_self;
+			TM_FailureData tmfd;
+
+			/* its former holder may remove it as well */
+			(void) table_tuple_delete(rel, &tid, GetCurrentCommandId(true),
+									  InvalidSnapshot, InvalidSnapshot, true,
+									  &tmfd, false);
+		}
 	}
 	systable_endscan(scan);
 	table_close(rel, NoLock);
