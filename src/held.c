@@ -72,13 +72,18 @@ first_held(Relation rel, const JqGate *gate)
 	return tuple;
 }
 
+/*
+ * Whether the scheduler is going to come for that row: not if it is its time
+ * already, since then it may be letting that one go on at this moment.
+ */
 static bool
 has_wake_time(Relation rel, HeapTuple tuple)
 {
 	bool		isnull;
+	Datum		wake_at = heap_getattr(tuple, HELD_WAKE_AT, RelationGetDescr(rel),
+									   &isnull);
 
-	(void) heap_getattr(tuple, HELD_WAKE_AT, RelationGetDescr(rel), &isnull);
-	return !isnull;
+	return !isnull && DatumGetTimestampTz(wake_at) > GetCurrentTimestamp();
 }
 
 /*
