@@ -23,7 +23,10 @@ $node->safe_psql('d', q{
 	BEGIN
 		IF random() < coalesce((payload ->> 'fails')::float8, 0) THEN
 			RAISE 'as asked for';
-		ELSIF random() < coalesce((payload ->> 'dies')::float8, 0) THEN
+		ELSIF random() < coalesce((payload ->> 'dies')::float8, 0) AND EXISTS (
+			-- a worker: the sessions that drain are to come to their end
+			SELECT FROM pg_stat_activity WHERE pid = pg_backend_pid() AND backend_type = 'jq worker')
+		THEN
 			PERFORM pg_terminate_backend(pg_backend_pid());
 		END IF;
 		PERFORM pg_sleep(random() * coalesce((payload ->> 'sleep')::float8, 0.004));
